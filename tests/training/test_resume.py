@@ -595,9 +595,7 @@ def test_resume_needs_a_folder_and_keeps_no_states(tmp_path: Path) -> None:
         InvalidInput, match="resume=True requires out, the folder of the run to continue"
     ):
         run(None, resume=True)
-    with pytest.raises(
-        InvalidInput, match="resume=True and keep_states=True exclude each other"
-    ):
+    with pytest.raises(InvalidInput, match="resume=True and keep_states=True exclude each other"):
         run(tmp_path / "run", resume=True, keep_states=True)
     assert not (tmp_path / "run").exists()
 

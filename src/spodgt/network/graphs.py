@@ -14,14 +14,27 @@ import numpy as np
 from pydantic import AfterValidator, BeforeValidator, ValidationInfo
 
 from spodgt.errors import InvalidNetwork
-from spodgt.network.graph import MAX_CLIENTS
-from spodgt.network.graph import Graph as Graph  # noqa: PLC0414 - exported
+from spodgt.network.graph import MAX_CLIENTS, Graph
 from spodgt.rng import generator, sample_without_replacement
 from spodgt.types import Floats, Ints
 from spodgt.validation import Field, FieldHint, Number, Whole, recipe
 
 if TYPE_CHECKING:
     from scipy.spatial import cKDTree
+
+__all__ = [
+    "Complete",
+    "DirectedGeometric",
+    "ErdosRenyi",
+    "Exponential",
+    "Graph",
+    "GraphRecipe",
+    "KOut",
+    "KRegular",
+    "RandomGeometric",
+    "Ring",
+    "Star",
+]
 
 _MAX_ATTEMPTS = 1000
 
@@ -320,3 +333,7 @@ def _bernoulli_successes(draws: np.random.Generator, trials: int, probability: f
         last = int(parts[-1][-1])
     successes = np.concatenate(parts)
     return successes[successes < trials]
+
+
+def __dir__() -> list[str]:
+    return __all__

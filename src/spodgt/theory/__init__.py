@@ -44,3 +44,7 @@ _RENAMED = {
 
 def __getattr__(name: str) -> object:
     return renamed_attribute(__name__, name, _RENAMED)
+
+
+def __dir__() -> list[str]:
+    return __all__

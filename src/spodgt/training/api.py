@@ -251,7 +251,7 @@ def _check_options(
         )
     if resume and keep_states:
         raise InvalidInput(
-            "resume=True and keep_states=True exclude each other: checkpoints hold no earlier states; "
+            "resume=True and keep_states=True exclude each other: checkpoints lack earlier states; "
             "use resume=False."
         )
     if not isinstance(callbacks, list | tuple) or not all(map(callable, callbacks)):

@@ -2,7 +2,7 @@
 
     x⁺ = … - η d        d: the update of torch.optim.NAME for the direction y at x, with lr = 1
 
-The direction takes the place of the gradient, so in `local-gt` the optimizer sees g + y - c, in
+The direction takes the place of the gradient, so in `local-gt` the optimizer receives g + y - c, in
 FedAvg the client's gradient, in Spod-GT the tracker. Every client has its own optimizer state
 (moments, number of steps), which is not sent and not reset by an exchange. Only optimizers with a
 step proportional to the learning rate are supported, so that η may be a schedule or one number per
