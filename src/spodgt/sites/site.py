@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,6 +22,7 @@ from spodgt.sites.correction import Correction
 from spodgt.sites.exchange import ExchangeOptions
 from spodgt.sites.hooks import OptimizerHooks, check_model, check_parameters, unwrap_optimizer
 from spodgt.sites.layout import model_row
+from spodgt.sites.lent_model import LentModel
 from spodgt.sites.local_training import LocalTraining
 from spodgt.sites.options import BlockOptions
 from spodgt.sites.replicas import Replicas
@@ -50,6 +53,7 @@ class Site:
         check_model(model)
         self.folder = Path(os.environ.get(FOLDER_VARIABLE, folder))
         self.options = options
+        self.model = model
         self.optimizer = unwrap_optimizer(optimizer)
         self.row = model_row(model)
         check_parameters(self.row, self.optimizer)
@@ -89,8 +93,17 @@ class Site:
         """End the block now, whatever its length."""
         self._running().end_block()
 
+    @contextmanager
+    def lend(self) -> Iterator[LentModel]:
+        """Code inside trains a copy of the model with an optimizer of its own, as a Flower app does."""
+        loan = LentModel(self.correction, self._running(), self.options)
+        try:
+            yield loan
+        finally:
+            self._steps_before += loan.take_back()
+
     def correct(self) -> None:
-        """Correct the gradients now; call it before your own clipping, the step then adds nothing more."""
+        """Correct the gradients now; call it before your own clipping, once for each step."""
         if self._hooks is None:
             raise InvalidInput("site.correct() was called outside `with spodgt.join(...)`.")
         self._hooks.correct()
@@ -117,7 +130,13 @@ class Site:
         if self.replicas.is_peer:
             self._connection = self._connect()
         training = LocalTraining(
-            self.correction, self.options, self.replicas, self._connection, self.saved_objects
+            self.model,
+            self.optimizer,
+            self.correction,
+            self.options,
+            self.replicas,
+            self._connection,
+            self.saved_objects,
         )
         try:
             training.begin()
@@ -130,7 +149,11 @@ class Site:
         self._steps_before = int(steps)
         self._training = training
         self._hooks = OptimizerHooks(
-            self.optimizer, self.correction, training.after_step, training.warn
+            self.optimizer,
+            self.correction,
+            training.after_step,
+            training.warn,
+            self.saved_objects.get("scaler"),
         )
         return self
 
@@ -146,12 +169,16 @@ class Site:
             options=ExchangeOptions(options.alpha, options.max_silent_blocks),
             durability=options.durability,
         )
-        state = connection.node.state
-        self._steps_before = state.gradients
-        if state.k > 1:
-            self.row.write(state.method.x[0])
-            checkpoint.load(self.folder, self.saved_objects, connection.journal.event)
-        connection.start()
+        try:
+            state = connection.node.state
+            self._steps_before = state.gradients
+            if connection.is_restored:
+                self.row.write(state.method.x[0])
+                checkpoint.load(self.folder, self.saved_objects, connection.journal.event)
+            connection.start()
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     def __exit__(
@@ -162,26 +189,22 @@ class Site:
     ) -> None:
         assert self._hooks is not None
         self._hooks.remove()
+        training = self._running()
+        connection = self._connection
         try:
             if error is None:
-                self._finish()
+                training.end_block()
+            if error is None and connection is not None:
+                training.save()
+                connection.finish(self.options.linger_seconds)  # informs the neighbours
         finally:
-            if self._connection is not None:
-                self._connection.close()
-
-    def _finish(self) -> None:
-        """End the last block, save, and inform the neighbours."""
-        training = self._running()
-        training.end_block()
-        if self._connection is None:
-            return
-        training.save()
-        self._connection.finish(self.options.linger_seconds)
-        if self.steps == 0:
+            if connection is not None:
+                connection.close()
+        if error is None and connection is not None and self.steps == 0:
             warnings.warn(
                 "optimizer.step() was never called on the optimizer given to spodgt.join, so nothing was "
                 "learned here; pass the optimizer that the loop uses.",
-                stacklevel=3,
+                stacklevel=2,
             )
 
     def _running(self) -> LocalTraining:
