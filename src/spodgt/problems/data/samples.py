@@ -50,7 +50,7 @@ class Samples:
     def take(self, rows: Tensor | slice, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Inputs and targets of some rows, floats as `dtype`."""
         inputs = self.to_floats(self.inputs[rows], dtype)
-        return inputs, self.convert_targets(self.targets[rows], dtype)
+        return inputs, convert_targets(self.targets[rows], dtype)
 
     def batch(self, indices: Ints, device: torch.device, dtype: torch.dtype) -> Batch:
         """A batch of the samples with these indices."""
@@ -64,7 +64,7 @@ class Samples:
         if past_last - first == len(indices):
             rows = slice(first, past_last)  # contiguous: a view instead of a copy
         inputs = self._cached_floats(rows, dtype)
-        return inputs, self.convert_targets(self.targets[rows], dtype)
+        return inputs, convert_targets(self.targets[rows], dtype)
 
     def to_floats(self, inputs: Tensor, dtype: torch.dtype) -> Tensor:
         """Inputs as the model takes them: scaled bytes, floats as `dtype`, other integers as is."""
@@ -73,13 +73,6 @@ class Samples:
         if inputs.is_floating_point():
             return inputs.to(dtype)
         return inputs
-
-    @staticmethod
-    def convert_targets(targets: Tensor, dtype: torch.dtype) -> Tensor:
-        """Targets of floats as `dtype`; integer targets are classes and remain as they are."""
-        if targets.is_floating_point():
-            return targets.to(dtype)
-        return targets
 
     def _cached_floats(self, rows: Tensor | slice, dtype: torch.dtype) -> Tensor:
         if self.inputs.numel() > MAX_BLOCK_NUMBERS:
@@ -114,6 +107,13 @@ class Samples:
 
     def refuse_nonfinite(self, indices: Ints, seed: int) -> None:
         """Do nothing: inputs and targets are checked when they are read."""
+
+
+def convert_targets(targets: Tensor, dtype: torch.dtype) -> Tensor:
+    """Targets of floats as `dtype`; integer targets are classes and remain as they are."""
+    if targets.is_floating_point():
+        return targets.to(dtype)
+    return targets
 
 
 def scale_bytes(inputs: Tensor, dtype: torch.dtype) -> Tensor:
