@@ -73,15 +73,15 @@ class Exchange:
         state = self.node.state
         if limit is None or not state.into or state.into.keys() <= state.ended:
             return False
-        return state.k - state.heard_at >= limit
+        return state.k - state.last_received_round >= limit
 
     def run(self) -> None:
         """Serve blocks and frames until the handover is stopped; failures go to the training thread."""
         try:
             self.sender.send()
             while not self.handover.is_stopped:
-                self.node.arrived.wait(_WAIT)
-                self.node.arrived.clear()
+                self.node.frame_arrived.wait(_WAIT)
+                self.node.frame_arrived.clear()
                 self.step()
         except BaseException as error:
             self.handover.fail(error)
@@ -99,7 +99,7 @@ class Exchange:
         if block is not None:
             self._end_block(block)
         elif handover.is_ending and not node.has_ended:
-            node.end()
+            node.announce_end()
             self.sender.commit_and_send()
         elif has_frames:
             self._introduce()
@@ -115,7 +115,7 @@ class Exchange:
 
     def _receive(self) -> None:
         """Apply received frames; models are kept for the training thread, the newest of each link."""
-        for name, received in self.node.absorb().items():
+        for name, received in self.node.apply_received().items():
             self.handover.offer_model(name, received.x, self.node.state.into[name].weight)
         crash_point("frames taken")
 
@@ -137,7 +137,7 @@ class Exchange:
         if not self.has_model:
             return []
         limit = self.options.max_silent_blocks
-        if limit is not None and k + 1 - node.state.heard_at >= limit:
+        if limit is not None and k + 1 - node.state.last_received_round >= limit:
             return list(node.state.out)
         manifest = self.membership.manifest
         probabilities = manifest.probabilities(self.name)
@@ -148,7 +148,7 @@ class Exchange:
         node = self.node
         if not self.has_model:
             return
-        new = [name for name in node.confirmed if node.state.out[name].number == 0]
+        new = [name for name in node.handshaken if node.state.out[name].number == 0]
         if new:
             node.put_on_links(new)
             self.sender.commit_and_send()
@@ -168,17 +168,17 @@ class Exchange:
         node = self.node
         membership = self.membership
         if node.newer_manifest is not None:
-            membership.ask(node.newer_manifest, self.transport.loop)
+            membership.request_manifest(node.newer_manifest, self.transport.loop)
             node.newer_manifest = None
-        if membership.left:
-            raise InvalidInput(membership.left)
+        if membership.removal_notice:
+            raise InvalidInput(membership.removal_notice)
         terms = membership.adopt()
         if terms is None:
             return False
         manifest = terms.manifest
         node.last_epoch = manifest.last_epoch
         node.member = terms.member
-        node.relink(terms.seats, manifest.epoch)
+        node.relink(terms.topology, manifest.epoch)
         self.sender.commit_and_send()
         self.reporter.journal.event("manifest", f"version {manifest.version}")
         neighbours = manifest.neighbours(self.name)
@@ -233,5 +233,5 @@ class Sender:
         self._sent_at = self.clock.monotonic()
         for target in self.node.state.out:
             message = self.node.message(target)
-            if self.node.waits(target) and message is not None:
+            if self.node.has_unacknowledged(target) and message is not None:
                 self.transport.send_latest(target, message)

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from spodgt.peer.membership.manifest_changes import changed
+from spodgt.peer.membership.manifest_changes import apply_change
 from spodgt.peer.options import Change
 from tests.peer.simulation.cluster import Cluster
 from tests.peer.simulation.plan import Setup
@@ -79,7 +79,7 @@ def test_peers_end_although_each_is_killed_now_and_then(method: str) -> None:
 def test_a_version_with_more_rounds_is_trained_on() -> None:
     with cluster_of("spod-gt-memory") as cluster:
         run_to_the_end(cluster)
-        more = changed(cluster.manifest, Change(rounds=ROUNDS + 20))
+        more = apply_change(cluster.manifest, Change(rounds=ROUNDS + 20))
         for name in cluster.hosts:
             cluster.publish(more, name)
         run_to_the_end(cluster)

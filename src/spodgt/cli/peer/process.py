@@ -143,10 +143,10 @@ def peer_watch(
 ) -> None:
     """Serve a local web page of all clients: silent clients, outliers and training progress."""
     with peer_extra():
-        from spodgt.peer.monitoring.watch import Page, Watched
+        from spodgt.peer.monitoring.watch import WatchedRun, WatchServer
     if not every > 0:
         raise InvalidInput(f"--every must be above 0, got {every}; use 2.")
-    page = Page(Watched(sources, identity), bind, port, every)
+    page = WatchServer(WatchedRun(sources, identity), bind, port, every)
     print(f"http://{bind}:{page.server_port}/")
     with suppress(KeyboardInterrupt):
         page.run()

@@ -64,7 +64,7 @@ class Identity:
         return identity
 
 
-def owner(folder: Path) -> str:
+def certificate_name(folder: Path) -> str:
     """The name in a folder's certificate; "" if there is none."""
     try:
         names = _names(x509.load_pem_x509_certificate((folder / "cert.pem").read_bytes()))
@@ -159,7 +159,7 @@ def sign(authority_key: bytes, text: bytes) -> bytes:
     return _private(authority_key, "ca.key").sign(text, ec.ECDSA(hashes.SHA256()))
 
 
-def verified(authority: bytes, text: bytes, signature: bytes) -> bool:
+def is_signed(authority: bytes, text: bytes, signature: bytes) -> bool:
     """Whether the authority has signed `text`."""
     key = _certificate(authority, "ca.pem").public_key()
     assert isinstance(key, ec.EllipticCurvePublicKey)

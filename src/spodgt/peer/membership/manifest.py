@@ -28,7 +28,7 @@ from spodgt.network import Network
 from spodgt.peer.host.files import DISK, PUBLIC, Files
 from spodgt.peer.membership import certificates
 from spodgt.peer.options import Table, check_address
-from spodgt.peer.protocol.epoch_topology import Seats
+from spodgt.peer.protocol.epoch_topology import EpochTopology
 from spodgt.problems.protocols import HasLayout
 from spodgt.types import Problem
 from spodgt.validation import Field, FieldHint, Number, Whole, from_table, one_of, recipe
@@ -79,7 +79,7 @@ class Method:
     more: Table = field(default_factory=dict)  # other fields and layers: {momentum = 0.9}
 
     @property
-    def short(self) -> bool:
+    def quantized(self) -> bool:
         """Whether messages have 8 bits a number: that is what links do, not the method's step."""
         return self.more.get("compress") not in (None, False)
 
@@ -88,7 +88,7 @@ class Method:
         step = self.step_size if isinstance(self.step_size, float) else dict(self.step_size)
         more = {key: value for key, value in self.more.items() if key != "compress"}
         built = method(self.name, step_size=step, **more)
-        if self.short:
+        if self.quantized:
             asked = describe(method(self.name, compress=self.more["compress"]))["compress"]
             if asked != "int8" or built.traits.root:
                 use = 'use compress = "int8" with spod-gt-memory'
@@ -178,9 +178,9 @@ class Manifest:
             for end in (link.sender, link.receiver):
                 if end not in self._index:
                     raise InvalidConfig(f"link {link} names {end!r}, which is no client; add it.")
-            if not self.dialled(link).address:
+            if not self.listening_end(link).address:
                 other = DIAL[link.dial == "sender"]
-                who = f"dials {self.dialled(link).name}, which has no address"
+                who = f"dials {self.listening_end(link).name}, which has no address"
                 raise InvalidConfig(f'link {link} {who}; give it one, or use dial = "{other}".')
             if link.sender == link.receiver or ends[link.sender, link.receiver] > 1:
                 raise InvalidConfig(f"link {link} is there twice or leads to itself; leave it out.")
@@ -195,12 +195,12 @@ class Manifest:
         return {client.name: client for client in self.clients}
 
     @cached_property
-    def live(self) -> tuple[Link, ...]:
+    def links_in_use(self) -> tuple[Link, ...]:
         """The links that are in use: those of quarantined clients are not."""
         out = {client.name for client in self.clients if client.quarantined}
         return tuple(link for link in self.links if not out & {link.sender, link.receiver})
 
-    def dialled(self, link: Link) -> Client:
+    def listening_end(self, link: Link) -> Client:
         """The end of a link that listens."""
         return self.client(link.receiver if link.dial == "sender" else link.sender)
 
@@ -226,7 +226,7 @@ class Manifest:
         """Of the clients with links, in the order of `linked`."""
         index = {name: i for i, name in enumerate(self.linked)}
         adjacency = np.zeros((len(index), len(index)), bool)
-        for link in self.live:
+        for link in self.links_in_use:
             adjacency[index[link.receiver], index[link.sender]] = True
         return Network.from_adjacency(adjacency, weights=self.weights, seed=self.seed)
 
@@ -235,26 +235,26 @@ class Manifest:
         """The names of the clients that are not quarantined."""
         return [client.name for client in self.clients if not client.quarantined]
 
-    def seats(self, name: str) -> Seats:
+    def topology(self, name: str) -> EpochTopology:
         """What a client does in the epochs of this version: the weights of its links, or its trees."""
-        places = {each: self.client(each).place for each in self.linked}
+        client_indices = {each: self.client(each).place for each in self.linked}
         if not self.method.build().traits.root:
-            return Seats(name, places, self.network)
+            return EpochTopology(name, client_indices, self.network)
         network, names = self.network, self.linked
-        paid = {(link.receiver, link.sender): 1 / link.p_hat for link in self.live}
+        paid = {(link.receiver, link.sender): 1 / link.p_hat for link in self.links_in_use}
         ends = zip(network.receivers, network.senders, strict=True)
-        prices = np.array([paid[names[i], names[j]] for i, j in ends])
-        return Seats(name, places, network, prices, self.root)
+        link_costs = np.array([paid[names[i], names[j]] for i, j in ends])
+        return EpochTopology(name, client_indices, network, link_costs, self.root)
 
     def probabilities(self, name: str) -> dict[str, float]:
         """p̂ of the out-links of a client."""
-        return {link.receiver: link.p_hat for link in self.live if link.sender == name}
+        return {link.receiver: link.p_hat for link in self.links_in_use if link.sender == name}
 
     def neighbours(self, name: str) -> tuple[dict[str, str], dict[str, str]]:
         """A client's out-neighbours and its in-neighbours, with the address to dial; "" if they dial."""
         out, into = {}, {}
-        for link in self.live:
-            end = self.dialled(link)
+        for link in self.links_in_use:
+            end = self.listening_end(link)
             address = "" if end.name == name else end.address
             if link.sender == name:
                 out[link.receiver] = address
@@ -301,7 +301,7 @@ class SignedManifest(NamedTuple):
         """Parse a file that the authority has signed; anything else is refused."""
         text, _, last = file.rpartition(_SIGNED)
         try:
-            signed = certificates.verified(
+            signed = certificates.is_signed(
                 authority, text, base64.b64decode(last.strip(), validate=True)
             )
         except binascii.Error:

@@ -8,13 +8,13 @@ from dataclasses import replace
 from spodgt.errors import Incompatible, InvalidInput
 from spodgt.peer.membership.manifest import Client, Link, Manifest, check_name
 from spodgt.peer.options import Change, Ends, Table
-from spodgt.peer.process.local_problem import capacity
+from spodgt.peer.process.local_problem import read_capacity
 from spodgt.validation import from_table
 
 _KEPT = ("run", "layout", "parameters", "problem", "seed", "divided_into")  # of every version
 
 
-def changed(manifest: Manifest, change: Change) -> Manifest:
+def apply_change(manifest: Manifest, change: Change) -> Manifest:
     """The next version, with other numbers, addresses, devices or links."""
     _check_known(manifest, change)
     clients = tuple(
@@ -70,7 +70,7 @@ def _check_known(manifest: Manifest, change: Change) -> None:
         raise InvalidInput(f"link {sender} → {receiver} is not in the manifest; leave it out.")
 
 
-def joined(
+def add_client(
     manifest: Manifest,
     name: str,
     *,
@@ -120,7 +120,7 @@ def joined(
     )
 
 
-def without(manifest: Manifest, name: str) -> Manifest:
+def remove_client(manifest: Manifest, name: str) -> Manifest:
     """The next version, in which a client has left; its name is never used again."""
     manifest.client(name)
     after = replace(
@@ -132,7 +132,7 @@ def without(manifest: Manifest, name: str) -> Manifest:
     return _next(after)
 
 
-def quarantined(manifest: Manifest, name: str, on: bool = True) -> Manifest:
+def set_quarantine(manifest: Manifest, name: str, on: bool = True) -> Manifest:
     """The next version, in which a client stays a member but has no links, or has them again."""
     if manifest.client(name).quarantined == on:
         is_so = "is in quarantine already" if on else "is not in quarantine"
@@ -155,14 +155,14 @@ def with_root(manifest: Manifest) -> Manifest:
     """
     if not manifest.method.build().traits.root or manifest.root in manifest.linked:
         return manifest
-    return replace(manifest, root=manifest.seats(manifest.linked[0]).root)
+    return replace(manifest, root=manifest.topology(manifest.linked[0]).root)
 
 
 def check_devices(manifest: Manifest) -> None:
     """Refuse devices and links that rest where the method needs all of them in every round."""
     built = manifest.method.build()  # refused here rather than when the clients start
     for client in manifest.clients:
-        p = capacity(client.compute, manifest.seed, client.place, client.name).p
+        p = read_capacity(client.compute, manifest.seed, client.place, client.name).p
         if p < 1 and built.traits.sporadic_clients != "yes":
             rests = f"{client.name} computes in a fraction {p:.3g} of its rounds"
             raise Incompatible(
@@ -176,7 +176,7 @@ def check_devices(manifest: Manifest) -> None:
             )
 
 
-def obstacle(ours: Manifest, theirs: Manifest) -> str | None:
+def why_incompatible(ours: Manifest, theirs: Manifest) -> str | None:
     """Why a running peer cannot take a later version; None if it can."""
     for key in _KEPT:
         if getattr(ours, key) != getattr(theirs, key):

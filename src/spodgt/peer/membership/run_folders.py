@@ -43,9 +43,9 @@ from spodgt.peer.membership.manifest import (
     is_name,
     layout_of,
 )
-from spodgt.peer.membership.manifest_changes import check_devices, with_root, without
+from spodgt.peer.membership.manifest_changes import check_devices, remove_client, with_root
 from spodgt.peer.options import Deployment, Table, check_address
-from spodgt.peer.process.local_problem import capacity, manifest_problem, problem_of, row_of
+from spodgt.peer.process.local_problem import manifest_problem, problem_of, read_capacity, row_of
 from spodgt.peer.protocol.audit import Audit, audit
 from spodgt.peer.protocol.client_state import state_from
 from spodgt.peer.storage import state_store
@@ -61,7 +61,7 @@ def create(folder: Path, experiment: Experiment, deployment: Deployment = Deploy
     of simulated clients: real ones compute and send as often as they can, unless `deployment` limits them.
     """
     _check_is_free(folder)
-    return create_from(folder, plan(experiment, deployment))
+    return create_from(folder, plan_manifest(experiment, deployment))
 
 
 def create_from(folder: Path, manifest: Manifest) -> Manifest:
@@ -87,7 +87,7 @@ def _check_is_free(folder: Path) -> None:
         raise InvalidInput(f"{folder} already holds a run; give another folder.")
 
 
-def plan(experiment: Experiment, deployment: Deployment) -> Manifest:
+def plan_manifest(experiment: Experiment, deployment: Deployment) -> Manifest:
     """The first manifest of a run."""
     seed = experiment.run.seed_list[0]
     network, availability = experiment.draw_network(seed, deployment.names)
@@ -118,7 +118,7 @@ def plan(experiment: Experiment, deployment: Deployment) -> Manifest:
             raise InvalidInput(
                 f"--compute names {name!r}, which is no client; they are {', '.join(names)}."
             )
-        capacity(table, seed, names.index(name), name)  # raises if it means nothing
+        read_capacity(table, seed, names.index(name), name)  # raises if it means nothing
         devices[names.index(name)] = dict(table)
     ends = zip(network.receivers, network.senders, p_hat, strict=True)
     return Manifest(
@@ -273,17 +273,17 @@ def issue(folder: Path, name: str, *, days: float = certificates.DAYS) -> Path:
     return home
 
 
-def observer(folder: Path) -> certificates.Identity:
+def observer_identity(folder: Path) -> certificates.Identity:
     """Who asks clients for their status: the folder's owner, or an observer for a day if the key is there."""
     if (folder / "ca.key").exists():
         authority = (folder / "ca.pem").read_bytes()
         return certificates.issue(_authority_key(folder), authority, certificates.OBSERVER, days=1)
-    return certificates.Identity.read(folder, certificates.owner(folder))
+    return certificates.Identity.read(folder, certificates.certificate_name(folder))
 
 
 def remove(folder: Path, name: str) -> Manifest:
     """Publish the next version of the manifest, without a client."""
-    return publish_next(folder, lambda manifest: without(manifest, name))
+    return publish_next(folder, lambda manifest: remove_client(manifest, name))
 
 
 def audit_folders(folders: list[Path]) -> Audit:
@@ -366,7 +366,7 @@ def _signed(folder: Path) -> SignedManifest:
     return SignedManifest.read(folder, (folder / "ca.pem").read_bytes())
 
 
-def _saved(folder: Path, *, running: bool = False) -> state_store.Saved:
+def _saved(folder: Path, *, running: bool = False) -> state_store.StoredState:
     return state_store.read(
         folder / "state" if (folder / "state").is_dir() else folder, running=running
     )

@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 
 from spodgt.errors import Failed, InvalidInput
 from spodgt.peer.host.text import json_values
-from spodgt.peer.membership.certificates import Identity, owner, seconds_left
+from spodgt.peer.membership.certificates import Identity, certificate_name, seconds_left
 from spodgt.peer.membership.manifest import Manifest, SignedManifest
-from spodgt.peer.membership.run_folders import load, observer
+from spodgt.peer.membership.run_folders import load, observer_identity
 from spodgt.peer.monitoring.report_validation import (
     MOST_BYTES,
     SECONDS,
@@ -56,7 +56,7 @@ Row = Mapping[str, Any]  # of status.json
 
 
 @dataclass
-class Sighting:
+class WatchedClient:
     """What is known of one client."""
 
     name: str
@@ -85,7 +85,7 @@ class Sighting:
         return max(0.0, time.time() - self.changed) if self.changed else None
 
 
-class Watched:
+class WatchedRun:
     """The clients that are watched, and what was last seen of each."""
 
     def __init__(self, places: list[str], asker: Path | None = None) -> None:
@@ -96,10 +96,10 @@ class Watched:
             asker: a client's or observer's folder, whose certificate is shown to clients that are asked; by
                 default one is made with the key of the first run's folder.
         """
-        self.clients: dict[str, Sighting] = {}
+        self.clients: dict[str, WatchedClient] = {}
         self.manifest: Manifest | None = None
         self.identity: Identity | None = None
-        self.first: dict[str, Named] = {}
+        self.first: dict[str, FirstFlag] = {}
         self.lock = threading.Lock()
         addresses = [place for place in places if not Path(place).is_dir()]
         self.folders = [Path(place) for place in places if place not in addresses]
@@ -116,7 +116,7 @@ class Watched:
                 raise InvalidInput(
                     f"{(addresses or remote)[0]} must be asked over the network; {fix}."
                 )
-            self.identity = observer(self.home)
+            self.identity = observer_identity(self.home)
             self.manifest = self.manifest or load(self.home)
         for address in addresses:
             self._add_address(address)
@@ -134,10 +134,10 @@ class Watched:
         inside = sorted(path.parent for path in folder.glob("*/cert.pem"))
         for home in [folder] if (folder / "cert.pem").exists() else inside:
             self._take_manifest(load(home))
-            name = owner(home)
+            name = certificate_name(home)
             known = self.clients.get(name)
             if (known is None or known.folder is None) and (home / "status.json").exists():
-                self.clients[name] = Sighting(name, home)
+                self.clients[name] = WatchedClient(name, home)
         if (folder / "ca.key").exists():  # a run's folder: its other clients are elsewhere
             self._take_manifest(load(folder))
             self._add_members()
@@ -151,7 +151,9 @@ class Watched:
     def _add_members(self) -> None:
         """Watch every member of the manifest, at its present address."""
         for client in self.manifest.clients if self.manifest else ():
-            seen = self.clients.setdefault(client.name, Sighting(client.name, None, client.address))
+            seen = self.clients.setdefault(
+                client.name, WatchedClient(client.name, None, client.address)
+            )
             seen.address = client.address
 
     def _drop_strangers(self) -> None:
@@ -167,10 +169,10 @@ class Watched:
             raise InvalidInput(
                 f"{address!r} is no folder and no address of the manifest; they are {known}."
             )
-        self.clients.setdefault(found[0].name, Sighting(found[0].name, None, address))
+        self.clients.setdefault(found[0].name, WatchedClient(found[0].name, None, address))
 
     # --- looking ---------------------------------------------------------------------------------
-    def look(self) -> None:
+    def poll(self) -> None:
         """Follow the manifest, read all folders and ask all others, once."""
         with self.lock:
             self._follow_manifest()
@@ -201,13 +203,13 @@ class Watched:
         if self.home is None:
             return None
         if self.identity is None or seconds_left(self.identity.certificate) < _RENEW_SECONDS:
-            self.identity = observer(self.home)
+            self.identity = observer_identity(self.home)
         return self.identity
 
-    async def _ask_all(self, remote: list[Sighting], own: Identity) -> None:
+    async def _ask_all(self, remote: list[WatchedClient], own: Identity) -> None:
         await asyncio.gather(*(self._ask(seen, own) for seen in remote))
 
-    async def _ask(self, seen: Sighting, own: Identity) -> None:
+    async def _ask(self, seen: WatchedClient, own: Identity) -> None:
         """Ask one client for its report and, if it follows a later manifest, for that."""
         try:
             asked = fetch("Status", own, seen.address, seen.name, MOST_BYTES)
@@ -241,7 +243,7 @@ class Watched:
         with self.lock:
             rows = {name: seen.status for name, seen in self.clients.items() if seen.status}
             ages = {name: seen.age for name, seen in self.clients.items()}
-            found = judge(rows, ages, self.manifest, self.first)
+            found = find_problems(rows, ages, self.manifest, self.first)
             found += self._unseen()
             events = [{**e, "client": s.name} for s in self.clients.values() for e in s.events]
             return {
@@ -249,7 +251,7 @@ class Watched:
                 "run": self.manifest.run if self.manifest else "",
                 "version": self.manifest.version if self.manifest else 0,
                 "clients": [self._client(self.clients[name], found) for name in self._order()],
-                "links": links_of(rows, ages, self.manifest),
+                "links": link_states(rows, ages, self.manifest),
                 "findings": [vars(each) for each in found],
                 "events": sorted(events, key=lambda e: e.get("time", 0))[-_EVENTS:][::-1],
             }
@@ -273,7 +275,7 @@ class Watched:
         names = self.manifest.names if self.manifest else []
         return [n for n in names if n in self.clients] + [n for n in self.clients if n not in names]
 
-    def _client(self, seen: Sighting, found: list[Finding]) -> Json:
+    def _client(self, seen: WatchedClient, found: list[Finding]) -> Json:
         levels = [each.level for each in found if each.client == seen.name]
         body = {key: value for key, value in seen.status.items() if key != "neighbours"}
         members = self.manifest.clients if self.manifest else ()
@@ -289,7 +291,7 @@ class Watched:
         }
 
 
-def _read(seen: Sighting) -> None:
+def _read(seen: WatchedClient) -> None:
     assert seen.folder is not None
     try:
         path = seen.folder / "status.json"
@@ -321,29 +323,29 @@ class Finding:
     text: str
 
 
-class Named(NamedTuple):
+class FirstFlag(NamedTuple):
     """When a client was first called suspicious, and what was said."""
 
     at: float
     text: str
 
 
-def first_named(events: Iterable[Json]) -> dict[str, Named]:
+def first_named(events: Iterable[Json]) -> dict[str, FirstFlag]:
     """Of every client that was called suspicious, the first time."""
-    found: dict[str, Named] = {}
+    found: dict[str, FirstFlag] = {}
     for event in events:
         name, _, text = str(event.get("text", "")).partition(": ")
         known = found.get(name)
         if event.get("event") == "suspicious" and (known is None or event["time"] < known.at):
-            found[name] = Named(event["time"], text)
+            found[name] = FirstFlag(event["time"], text)
     return found
 
 
-def judge(
+def find_problems(
     rows: Mapping[str, Row],
     ages: Mapping[str, float | None],
     manifest: Manifest | None,
-    first: Mapping[str, Named],
+    first: Mapping[str, FirstFlag],
 ) -> list[Finding]:
     """What is wrong, and whose fault it is: a client is blamed by its own report and by its neighbours'."""
     found: list[Finding] = []
@@ -426,7 +428,7 @@ def _silent(
 
 
 def _huge(
-    fresh: Mapping[str, Row], first: Mapping[str, Named], members: set[str]
+    fresh: Mapping[str, Row], first: Mapping[str, FirstFlag], members: set[str]
 ) -> Iterator[Finding]:
     """Clients that most of those who hear them call far too large.
 
@@ -451,7 +453,7 @@ def _huge(
         )
         yield Finding("warn", name, "accused", text)
     named = [name for name in by if name not in accused]
-    order = sorted(named, key=lambda name: first.get(name, Named(math.inf, "")).at)
+    order = sorted(named, key=lambda name: first.get(name, FirstFlag(math.inf, "")).at)
     for number, name in enumerate(order):
         who = ", ".join(by[name])
         if number == 0:
@@ -467,7 +469,7 @@ def _huge(
             yield Finding("warn", name, "infected", text)
 
 
-def links_of(
+def link_states(
     rows: Mapping[str, Row], ages: Mapping[str, float | None], manifest: Manifest | None
 ) -> list[Json]:
     """Every directed link, as its two ends see it."""
@@ -497,12 +499,12 @@ def _number(value: float | None) -> str:
 
 
 # --- the server --------------------------------------------------------------------------------------
-class Page(ThreadingHTTPServer):
+class WatchServer(ThreadingHTTPServer):
     """Serves the page and its data; `every` seconds pass between two looks."""
 
     daemon_threads = True
 
-    def __init__(self, watched: Watched, bind: str, port: int, every: float = 2.0) -> None:
+    def __init__(self, watched: WatchedRun, bind: str, port: int, every: float = 2.0) -> None:
         self.watched, self.every = watched, every
         self.halt = threading.Event()
         try:
@@ -528,13 +530,13 @@ class Page(ThreadingHTTPServer):
     def _look(self) -> None:
         while True:
             with contextlib.suppress(Exception):  # what cannot be read is shown as silent
-                self.watched.look()
+                self.watched.poll()
             if self.halt.wait(self.every):
                 return
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: Page
+    server: WatchServer
     timeout = 10
 
     def do_GET(self) -> None:

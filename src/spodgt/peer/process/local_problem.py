@@ -40,18 +40,18 @@ _BURSTS: dict[str, type[Participation]] = {recipe.name: recipe for recipe in (Ma
 
 
 @dataclass(frozen=True)
-class Scheduled:
+class ScheduledCapacity:
     """Computes in rounds that are drawn or recorded."""
 
     p: float
     computes: Callable[[int], bool]  # in round k?
 
-    def spent(self, seconds: float) -> None:
+    def note_gradient_time(self, seconds: float) -> None:
         """A gradient took so long; a schedule does not mind."""
 
 
 @dataclass
-class Budget:
+class BudgetCapacity:
     """Computes as long as gradients have taken no more than a fraction `p` of the time."""
 
     p: float
@@ -65,14 +65,14 @@ class Budget:
             self.begun = now
         return self.used <= self.p * (now - self.begun)
 
-    def spent(self, seconds: float) -> None:
+    def note_gradient_time(self, seconds: float) -> None:
         self.used += seconds
 
 
-Capacity = Scheduled | Budget
+Capacity = ScheduledCapacity | BudgetCapacity
 
 
-def capacity(
+def read_capacity(
     section: Table, seed: int, place: int, name: str = "", clock: Clock = SYSTEM_CLOCK
 ) -> Capacity:
     """The capacity of client number `place`, called `name`, from its table in the manifest."""
@@ -80,7 +80,7 @@ def capacity(
     if isinstance(kind, str) and kind in _BURSTS:
         fields = {key: value for key, value in section.items() if key != "kind"}
         drawn = from_table(_BURSTS[kind], fields, "compute").draw(Network.ring(place + 2), seed)
-        return Scheduled(
+        return ScheduledCapacity(
             float(drawn.p[place]), lambda k: bool(drawn.computes(range(k, k + 1))[0, place])
         )
     key = _KEYS.get(kind) if isinstance(kind, str) else None
@@ -94,16 +94,16 @@ def capacity(
     if kind == "trace":
         log = from_table(TraceFile, {k: v for k, v in section.items() if k != "kind"}, "compute")
         rounds = log.trace.column(place, name)
-        return Scheduled(float(rounds.mean()), lambda k: bool(rounds[k % len(rounds)]))
+        return ScheduledCapacity(float(rounds.mean()), lambda k: bool(rounds[k % len(rounds)]))
     if not isinstance(value, int | float) or not 0 < value <= 1:
         raise InvalidConfig(f"compute.{key} must be in (0, 1], got {value!r}; use {key} = 0.5.")
     if kind == "budget":
-        return Budget(value, clock.monotonic)
+        return BudgetCapacity(value, clock.monotonic)
     draws = rng.key(seed, "clients")  # the simulator's
-    return Scheduled(value, lambda k: bool(rng.uniform(draws, k, place) < value))
+    return ScheduledCapacity(value, lambda k: bool(rng.uniform(draws, k, place) < value))
 
 
-def limits(manifest: Manifest) -> list[str]:
+def describe_limits(manifest: Manifest) -> list[str]:
     """What holds clients back, one sentence for each that is limited; empty if they run freely."""
     sentences = []
     if manifest.rounds_per_second:
@@ -140,7 +140,7 @@ def active_links(probabilities: Mapping[str, float], seed: int, place: int, k: i
     ]
 
 
-class Work:
+class LocalProblem:
     """What client `name` computes, on the problem of the manifest."""
 
     def __init__(
@@ -175,7 +175,7 @@ class Work:
         g = self.problem.grad(
             x, Minibatches(np.array([self.row]), self.keys, np.array([self.place]), k)
         )
-        self.capacity.spent(self.clock.monotonic() - begun)
+        self.capacity.note_gradient_time(self.clock.monotonic() - begun)
         return g
 
     def evaluate(self, state: State) -> list[tuple[float, float]]:

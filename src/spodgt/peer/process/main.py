@@ -25,18 +25,18 @@ from spodgt.peer.host.interfaces import Host
 from spodgt.peer.membership.certificates import OBSERVER, Identity
 from spodgt.peer.membership.manifest import RESETS
 from spodgt.peer.options import Options
-from spodgt.peer.process.local_problem import Work
+from spodgt.peer.process.local_problem import LocalProblem
 from spodgt.peer.process.membership import Membership
-from spodgt.peer.process.round_loop import Rounds
+from spodgt.peer.process.round_loop import RoundLoop
 from spodgt.peer.process.status import SUSPECT, Journal, Reporter
 from spodgt.peer.protocol.audit import local_error
-from spodgt.peer.protocol.client_state import begin, state_from
-from spodgt.peer.protocol.epoch_limit import FollowedEpochs
+from spodgt.peer.protocol.client_state import initial_state, state_from
+from spodgt.peer.protocol.epoch_limit import EpochRateLimiter
 from spodgt.peer.protocol.node import Node
 from spodgt.peer.protocol.running_sums import Incarnation
-from spodgt.peer.storage.state_store import Saved, Store
+from spodgt.peer.storage.state_store import DiskStateStore, StoredState
 from spodgt.peer.transport import wire_format
-from spodgt.peer.transport.connection import Local
+from spodgt.peer.transport.connection import LocalClient
 from spodgt.peer.transport.grpc_wire import system_host
 from spodgt.peer.transport.links import Transport
 
@@ -67,28 +67,30 @@ class Peer:
         self.journal = Journal(folder / "log.jsonl", name, host)
         self.membership = Membership(folder, identity, self.journal.event, host)
         manifest = self.membership.manifest
-        self.work = Work(name, manifest, self.membership.terms.capacity, host.clock)
+        self.local_problem = LocalProblem(
+            name, manifest, self.membership.terms.capacity, host.clock
+        )
         labels = {"run": manifest.run, "name": name, "layout": manifest.layout}
-        self.store = Store(
+        self.store = DiskStateStore(
             folder / "state", durability=options.durability, labels=labels, files=host.files
         )
         try:
-            self.node = restore(self.store, self.membership, self.work, self.journal)
+            self.node = restore(self.store, self.membership, self.local_problem, self.journal)
         except SpodgtError:
             self.store.close()
             raise
         layout, version = bytes.fromhex(manifest.layout), metadata.version("spodgt")
-        sizes = manifest.parameters, name, version, manifest.method.short
+        sizes = manifest.parameters, name, version, manifest.method.quantized
         self.context = wire_format.Context(manifest.run, layout, *sizes)
-        hear = Chaos.parse(self.node.hear, os.environ.get("SPODGT_CHAOS", ""))
-        local = Local(self.context, identity, hear, self.journal.event, host)
-        self.transport = Transport(local, self.membership.shown_to, self._told)
-        self.transport.unknown_link = self._look_for_manifest
+        receive = Chaos.parse(self.node.receive, os.environ.get("SPODGT_CHAOS", ""))
+        local = LocalClient(self.context, identity, receive, self.journal.event, host)
+        self.transport = Transport(local, self.membership.manifest_for, self._told)
+        self.transport.on_unknown_link = self._look_for_manifest
         self.reporter = Reporter(
-            folder, self.node, self.work, self.transport, self.journal, options
+            folder, self.node, self.local_problem, self.transport, self.journal, options
         )
-        self.rounds = Rounds(
-            self.node, self.transport, self.membership, self.work, self.reporter, options
+        self.rounds = RoundLoop(
+            self.node, self.transport, self.membership, self.local_problem, self.reporter, options
         )
 
     def _look_for_manifest(self, name: str) -> None:
@@ -174,16 +176,18 @@ def _raise_descriptor_limit() -> None:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def check_state(saved: Saved) -> None:
+def check_state(saved: StoredState) -> None:
     """Raise ValueError for a state that no client can be in: its local audit is not zero to rounding."""
     error = local_error(state_from(*saved))
     if not error <= SUSPECT:
         raise ValueError(f"its local audit is {error:.1e}")
 
 
-def restore(store: Store, membership: Membership, work: Work, journal: Journal) -> Node:
+def restore(
+    store: DiskStateStore, membership: Membership, local_problem: LocalProblem, journal: Journal
+) -> Node:
     """The client as it was when its last incarnation committed, or at its beginning; committed again."""
-    name, (signed, algorithm, _, member, seats) = journal.name, membership.terms
+    name, (signed, algorithm, _, member, topology) = journal.name, membership.terms
     manifest = signed.manifest
     saved, number = store.load(check_state), 1
     if saved is None and store.damaged:
@@ -191,9 +195,9 @@ def restore(store: Store, membership: Membership, work: Work, journal: Journal) 
             "damaged", f"{store.damaged}; the client begins anew, with an epoch reset of all"
         )
     if saved is None:
-        first, epoch = work.capacity.computes(0), manifest.epoch
-        begun = algorithm, work.gradient, work.start(), first, seats.part
-        state = begin(*begun, epoch=epoch, member=member, private=work.private())
+        first, epoch = local_problem.capacity.computes(0), manifest.epoch
+        begun = algorithm, local_problem.gradient, local_problem.start(), first, topology.role
+        state = initial_state(*begun, epoch=epoch, member=member, private=local_problem.private())
     else:
         if saved.meta["run"] != manifest.run or saved.meta["name"] != name:
             whose = (
@@ -210,24 +214,24 @@ def restore(store: Store, membership: Membership, work: Work, journal: Journal) 
     incarnation, notify = Incarnation(number, journal.host.random.getrandbits(63)), journal.event
     node = Node(
         algorithm,
-        work.gradient,
+        local_problem.gradient,
         store,
         incarnation=incarnation,
         state=state,
-        seats=seats,
+        topology=topology,
         member=member,
-        short=manifest.method.short,
+        quantized=manifest.method.quantized,
         notify=notify,
     )
-    node.epochs = FollowedEpochs(journal.host.clock.monotonic)
+    node.epoch_limiter = EpochRateLimiter(journal.host.clock.monotonic)
     node.last_epoch = manifest.last_epoch
     if saved is None:
-        node.touch()
+        node.mark_all_dirty()
     elif state.epoch < manifest.epoch:
-        node.relink(seats, manifest.epoch)
+        node.relink(topology, manifest.epoch)
     elif saved.meta.get("crew", [0])[
         0
     ]:  # release 0.2.0: clients had changed the root among themselves
-        node.relink(seats, state.epoch + 1)
+        node.relink(topology, state.epoch + 1)
     node.commit()  # the new incarnation is on disk before anybody hears of it
     return node

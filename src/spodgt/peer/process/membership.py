@@ -16,10 +16,10 @@ from spodgt.peer.host.interfaces import Host
 from spodgt.peer.membership import certificates
 from spodgt.peer.membership.certificates import Identity
 from spodgt.peer.membership.manifest import Manifest, SignedManifest
-from spodgt.peer.membership.manifest_changes import obstacle
-from spodgt.peer.process.local_problem import Capacity, capacity
+from spodgt.peer.membership.manifest_changes import why_incompatible
+from spodgt.peer.process.local_problem import Capacity, read_capacity
 from spodgt.peer.protocol.client_state import Member
-from spodgt.peer.protocol.epoch_topology import Seats
+from spodgt.peer.protocol.epoch_topology import EpochTopology
 from spodgt.peer.transport.connection import fetch
 
 WARN_DAYS = 7.0  # before a certificate ends
@@ -34,7 +34,7 @@ class Terms(NamedTuple):
     algorithm: Algorithm[TrackingState]
     capacity: Capacity
     member: Member
-    seats: Seats
+    topology: EpochTopology
 
     @classmethod
     def of(
@@ -50,9 +50,9 @@ class Terms(NamedTuple):
         if old is not None and old.manifest.client(name).compute == own.compute:
             device = old.capacity
         else:
-            device = capacity(own.compute, manifest.seed, own.place, own.name, clock)
+            device = read_capacity(own.compute, manifest.seed, own.place, own.name, clock)
         member = Member(own.place, len(manifest.linked), device.p)
-        return cls(signed, manifest.method.build(), device, member, manifest.seats(name))
+        return cls(signed, manifest.method.build(), device, member, manifest.topology(name))
 
     @property
     def manifest(self) -> Manifest:
@@ -72,7 +72,7 @@ class Membership:
         signed = SignedManifest.read(folder, own.authority, host.files)
         self.terms = Terms.of(signed, own.name, clock=host.clock)
         self.update: Terms | None = None
-        self.left = ""  # why this client is no member any more
+        self.removal_notice = ""  # why this client is no member any more
         self._seen = self._stamp()
         self._warned = 0.0  # when last
         self._told: dict[str, str] = {}  # the last text of a kind that is found at every look
@@ -82,7 +82,7 @@ class Membership:
     def manifest(self) -> Manifest:
         return self.terms.manifest
 
-    def shown_to(self, name: str) -> bytes | None:
+    def manifest_for(self, name: str) -> bytes | None:
         """The manifest's file for a member or an observer; None for others, as for one that was removed."""
         return (
             self.terms.signed.file
@@ -185,7 +185,7 @@ class Membership:
             )
 
     # --- from neighbours --------------------------------------------------------------------------
-    def ask(self, neighbour: str, loop: asyncio.AbstractEventLoop) -> None:
+    def request_manifest(self, neighbour: str, loop: asyncio.AbstractEventLoop) -> None:
         """Fetch a neighbour's manifest in `loop`; one request to each neighbour at a time."""
         request = self._requests.get(neighbour)
         if request is None or request.done():
@@ -224,11 +224,11 @@ class Membership:
             return
         name, version = self.identity.name, f"version {theirs.version} of the manifest"
         if name not in theirs.names:
-            self.left = (
+            self.removal_notice = (
                 f"{name} was removed from the run in {version}; its state is kept in {self.folder}."
             )
             return
-        if why := obstacle(ours, theirs):
+        if why := why_incompatible(ours, theirs):
             self.notify("refused", f"{version}: {why}")
             return
         try:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from spodgt.errors import InvalidInput
 from spodgt.peer.host.fault_injection import crash_point
 from spodgt.peer.options import Options
-from spodgt.peer.process.local_problem import Work, active_links
+from spodgt.peer.process.local_problem import LocalProblem, active_links
 from spodgt.peer.process.membership import Membership
 from spodgt.peer.process.status import Reporter
 from spodgt.peer.protocol.node import Node
@@ -29,13 +29,13 @@ _SEND_AGAIN = 1.0  # seconds between two sends of the committed state while no l
 
 
 @dataclass(eq=False)
-class Rounds:
+class RoundLoop:
     """Advances a node round by round, and sends what it has committed."""
 
     node: Node
     transport: Transport
     membership: Membership
-    work: Work
+    local_problem: LocalProblem
     reporter: Reporter
     options: Options
 
@@ -56,13 +56,13 @@ class Rounds:
             if seconds is None:
                 return
             if seconds > 0:
-                self.node.arrived.wait(seconds)
-                self.node.arrived.clear()
+                self.node.frame_arrived.wait(seconds)
+                self.node.frame_arrived.clear()
 
     def stop(self) -> None:
         """Let `run` return after the current round; called from any thread."""
         self.halt.set()
-        self.node.arrived.set()
+        self.node.frame_arrived.set()
 
     def step(self) -> float | None:
         """Make a local round, or what takes its place.
@@ -111,14 +111,14 @@ class Rounds:
     def _end(self) -> float | None:
         """Tell all neighbours that the rounds are over, and stay until they know it."""
         if not self.node.has_ended:
-            self.node.end()
+            self.node.announce_end()
             self._publish()
             self._ended_at = self.clock.monotonic()
             self.reporter.status.waiting = False
             self.reporter.journal.event("ended", f"all {self.node.state.k - 1} rounds were made")
         self._rest()
         seconds = self.clock.monotonic() - self._ended_at
-        is_known = self.node.is_end_known() and seconds >= _END_SECONDS
+        is_known = self.node.is_end_acknowledged() and seconds >= _END_SECONDS
         if (is_known or seconds >= _LAST_SECONDS) and not self.options.linger:
             return None
         return _WAIT
@@ -132,13 +132,13 @@ class Rounds:
         k = node.state.k
         # theory requires bounded delays: without news from anybody a client drifts towards its own data
         limit = self._max_alone()
-        is_alone = limit is not None and k - node.state.heard_at >= limit
+        is_alone = limit is not None and k - node.state.last_received_round >= limit
         waiting = is_alone and not node.inbox
         self.reporter.status.waiting = waiting
         if waiting:
             self._exchange_without_round(bool(node.acks))
             return _WAIT
-        node.advance(self.work.capacity.computes(k), self._active_links(k))
+        node.advance(self.local_problem.capacity.computes(k), self._active_links(k))
         crash_point("frames taken")
         if is_alone or k % self.options.commit_every == 0:
             self._publish()
@@ -161,7 +161,7 @@ class Rounds:
         if k % node.exchange_every:
             return []
         limit = self._max_alone()
-        if limit is not None and k - node.state.heard_at + node.exchange_every >= limit:
+        if limit is not None and k - node.state.last_received_round + node.exchange_every >= limit:
             return list(node.state.out)
         manifest = self.membership.manifest
         return active_links(
@@ -177,7 +177,7 @@ class Rounds:
     def _exchange_without_round(self, has_frames: bool) -> None:
         """Apply and acknowledge received frames if there are any; else send again what is unacknowledged."""
         if has_frames:
-            self.node.absorb()
+            self.node.apply_received()
         if has_frames or self.node.dirty:  # rounds may share a commit that is not due yet
             self._publish()
         elif self.clock.monotonic() - self._sent_at >= _SEND_AGAIN:
@@ -206,7 +206,7 @@ class Rounds:
         """Send the committed message of each out-link whose receiver has not acknowledged it."""
         self._sent_at = self.clock.monotonic()
         for target in self.node.state.out:
-            if not self.node.waits(target):
+            if not self.node.has_unacknowledged(target):
                 continue
             message = self.node.message(target)
             if message:
@@ -215,10 +215,10 @@ class Rounds:
     def _follow_manifest(self) -> bool:
         """Request the newer manifest of a neighbour; adopt one that is here: other links, a new epoch."""
         if self.node.newer_manifest is not None:
-            self.membership.ask(self.node.newer_manifest, self.transport.loop)
+            self.membership.request_manifest(self.node.newer_manifest, self.transport.loop)
             self.node.newer_manifest = None
-        if self.membership.left:
-            raise InvalidInput(self.membership.left)
+        if self.membership.removal_notice:
+            raise InvalidInput(self.membership.removal_notice)
         terms = self.membership.adopt()
         if terms is None:
             return False
@@ -226,9 +226,9 @@ class Rounds:
         node = self.node
         node.last_epoch = manifest.last_epoch
         node.member = terms.member
-        node.use(terms.algorithm)
-        self.work.capacity = terms.capacity
-        node.relink(terms.seats, manifest.epoch)
+        node.use_algorithm(terms.algorithm)
+        self.local_problem.capacity = terms.capacity
+        node.relink(terms.topology, manifest.epoch)
         self._publish()
         told = f"version {manifest.version} with {len(manifest.clients)} clients"
         self.reporter.journal.event("manifest", told)
@@ -260,6 +260,6 @@ class Rounds:
         limit = self.options.drop_after
         if limit is None:
             return
-        for name, seconds in self.reporter.silence().items():
-            if seconds > limit and self.node.drop(name, f"silent for {seconds:.0f} s"):
+        for name, seconds in self.reporter.silent_seconds().items():
+            if seconds > limit and self.node.drop_neighbour(name, f"silent for {seconds:.0f} s"):
                 self._publish()

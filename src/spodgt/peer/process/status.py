@@ -130,7 +130,7 @@ class Status:
         return body
 
 
-class Evaluates(Protocol):
+class Evaluator(Protocol):
     """Scores the model of a peer."""
 
     def evaluate(self, state: State) -> list[tuple[float, float]]:
@@ -145,14 +145,14 @@ class Reporter:
         self,
         folder: Path,
         node: Node,
-        work: Evaluates,
+        local_problem: Evaluator,
         transport: Transport,
         journal: Journal,
         options: Options,
     ) -> None:
         self.path = folder / "status.json"
         self.node = node
-        self.work = work
+        self.local_problem = local_problem
         self.transport = transport
         self.journal = journal
         self.options = options
@@ -186,7 +186,7 @@ class Reporter:
         status.k, status.gradients = state.k, state.gradients
         status.incarnation = self.node.incarnation.number
         status.version, status.epoch = divmod(state.epoch, RESETS)
-        status.root = self.node.seats.root
+        status.root = self.node.topology.root
         status.audit = local_error(state)
         status.neighbours = list(self._neighbours(now))
         known = [n.distance for n in status.neighbours if n.distance is not None]
@@ -206,13 +206,13 @@ class Reporter:
     def _evaluate(self) -> None:
         """Score the model, and its running mean beside it where there is one."""
         status = self.status
-        rows = self.work.evaluate(self.node.state)
+        rows = self.local_problem.evaluate(self.node.state)
         rows.append((math.nan, math.nan))  # where there is no mean
         (status.loss, status.accuracy), (status.mean_loss, status.mean_accuracy), *_ = rows
 
     def _update_flags(self, now: float) -> None:
         """Note when a neighbour was last flagged; flags end some time after the last one."""
-        norms = dict(self.node.norms)
+        norms = dict(self.node.outlier_detectors)
         flags = {name: each.flags for name, each in norms.items()}
         if any(count > self.flags.get(name, 0) for name, count in flags.items()):
             self.flagged_at = now
@@ -231,27 +231,27 @@ class Reporter:
             return
         first_loss, length = self.first
         if not loss - first_loss <= RUINED * max(abs(first_loss), 1e-9):
-            self.node.name_who_ruined(length)
+            self.node.flag_model_outlier(length)
 
     def _neighbours(self, now: float) -> Iterator[Neighbour]:
         # copies: a manifest may change the links in the other thread
         state, out, into = self.node.state, dict(self.transport.out), dict(self.transport.into)
         ends = [("to", n, link.number, out[n].traffic) for n, link in state.out.items() if n in out]
         ends += [("from", n, link.number, into[n]) for n, link in state.into.items() if n in into]
-        part = self.node.part
+        role = self.node.role
         for way, name, number, t in ends:
             used = name in (
-                part.sends if way == "to" else part.hears
+                role.used_out if way == "to" else role.used_in
             )  # another one has nothing to say
-            silent = now - t.heard if t.heard and used else None
+            silent = now - t.last_received if t.last_received and used else None
             counts = t.messages, t.bytes, number, silent
-            norms = self.node.norms.get(name) if way == "from" else None
+            norms = self.node.outlier_detectors.get(name) if way == "from" else None
             distance, mass, flags = (
                 (norms.distance, norms.mass, norms.flags) if norms else (None, None, 0)
             )
             yield Neighbour(name, way, t.state, t.why, *counts, distance, mass, flags, t.version)
 
-    def silence(self) -> dict[str, float]:
+    def silent_seconds(self) -> dict[str, float]:
         """Seconds since each neighbour was heard on any link, or since the start.
 
         Those are left out whose links the method does not use, and those that have made all their rounds.
@@ -259,32 +259,32 @@ class Reporter:
         now = self.clock.monotonic()
         heard = dict.fromkeys(sorted(self.transport.into), self.begun)
         for name, traffic in self.transport.traffic():
-            heard[name] = max(heard.get(name, self.begun), traffic.heard)
-        asked = (self.node.part.sends | self.node.part.hears) - self.node.state.ended
+            heard[name] = max(heard.get(name, self.begun), traffic.last_received)
+        asked = (self.node.role.used_out | self.node.role.used_in) - self.node.state.ended
         return {name: now - at for name, at in heard.items() if name in asked}
 
     def _warnings(self) -> Iterator[str]:
         state, status = self.node.state, self.status
         if state.k > 1 and not math.isfinite(status.loss):
             yield "loss is not finite: the model has diverged"
-        for name, norms in sorted(self.node.norms.items()):
+        for name, norms in sorted(self.node.outlier_detectors.items()):
             if norms.flags:
                 yield f"{name} sent {norms.flags} large messages, the last {norms.far:.1g} times the median"
-        for name, count in self.node.epochs.ignored.most_common():
+        for name, count in self.node.epoch_limiter.ignored.most_common():
             cure = f"if {name} begins them, remove it: spodgt peer remove {name}"
             yield f"{name} is in epochs that are not followed, {count} so far: {cure}"
-        for name, ahead in sorted(self.node.epochs.ahead.items()):
+        for name, ahead in sorted(self.node.epoch_limiter.ahead.items()):
             if ahead > STEP:
                 cure = "any spodgt peer set or remove makes a manifest version and one common epoch"
                 yield f"{name} is {ahead} epochs ahead, {STEP} of them are followed at a time: {cure}"
-        for name, seconds in self.silence().items():
+        for name, seconds in self.silent_seconds().items():
             if seconds >= min(SILENT_SECONDS, self.options.drop_after or math.inf):
                 ends = state.out.get(name), state.into.get(name)
                 takes_part = any(end is not None and end.number for end in ends)
                 if name == status.root:
                     what = "it is the root: no model moves until it returns or the manifest names another"
                     what += f": spodgt peer set --root {status.name}, or spodgt peer remove {name}"
-                elif status.root and self.node.part.into.get(name):
+                elif status.root and self.node.role.into.get(name):
                     what = "models come through it: none comes until it returns or is removed"
                 elif takes_part:
                     what = "models are biased until it returns or is removed"
@@ -292,7 +292,7 @@ class Reporter:
                     what = "this epoch goes on without it until it returns"
                 yield f"{name} silent for {seconds:.0f} s: {what}"
         if self.transport.is_full:
-            held = f"all {self.transport.most_connections} connections are in use"
+            held = f"all {self.transport.max_connections} connections are in use"
             yield f"{held}: a neighbour that restarts cannot connect; limit them in the firewall"
         if status.bad_gradients:
             yield f"gradients that were not finite, and not used: {status.bad_gradients}"

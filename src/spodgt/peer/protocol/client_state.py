@@ -13,7 +13,7 @@ from spodgt.algorithms.base import Algorithm, TrackingState
 from spodgt.algorithms.base import State as MethodState
 from spodgt.algorithms.deprecated import OldRoundNames
 from spodgt.errors import Incompatible
-from spodgt.peer.protocol.epoch_topology import Part
+from spodgt.peer.protocol.epoch_topology import EpochRole
 from spodgt.peer.protocol.running_sums import BOUND, Incarnation, InLink, OutLink
 from spodgt.tensors import is_finite
 
@@ -34,7 +34,7 @@ class State(NamedTuple):
     private: Tensor = torch.empty(
         1, 0
     )  # (1, columns) float32: parameters that never leave this client
-    heard_at: int = 0  # the round in which a neighbour's message was last taken
+    last_received_round: int = 0  # the round in which a neighbour's message was last taken
     is_outdated: bool = (
         False  # a root whose disk was set back: it takes a neighbour's model before it leads
     )
@@ -50,7 +50,7 @@ class Member(NamedTuple):
     step_weight: float = 1.0  # its part of the step; only the root's is not 0 where there is one
 
 
-class News(NamedTuple):
+class Received(NamedTuple):
     """What a new message brings."""
 
     x: Tensor  # (n,) the sender's model
@@ -130,12 +130,12 @@ class PeerRound(OldRoundNames):
         raise Incompatible("peers have no server, but the method needs one; use spod-gt-memory.")
 
 
-def begin(
+def initial_state(
     algorithm: Algorithm[TrackingState],
     gradient: Gradient,
     x: Tensor,
     computes: bool,
-    part: Part,
+    role: EpochRole,
     *,
     epoch: int = 0,
     member: Member = Member(),  # noqa: B008
@@ -152,12 +152,12 @@ def begin(
             round = PeerRound(0, computes := False, member, gradient, private, {}, {})
             first = algorithm.init(start, round)
     z = torch.zeros(1, n, dtype=torch.float64)
-    method, more = narrow(first)
+    method, more = to_tracking_state(first)
     begun = State(1, epoch, method, z, {}, {}, int(computes), more, round.private)
-    return fresh(begun, epoch, part)
+    return epoch_start_state(begun, epoch, role)
 
 
-def narrow(state: MethodState) -> tuple[TrackingState, dict[str, Tensor]]:
+def to_tracking_state(state: MethodState) -> tuple[TrackingState, dict[str, Tensor]]:
     """A method's own state as x, y, g, in float32 but for the tracker, and what it has besides."""
     named = dict(zip(state._fields, state, strict=True))
     x, y, g = (named.pop(key) for key in TrackingState._fields)
@@ -167,7 +167,7 @@ def narrow(state: MethodState) -> tuple[TrackingState, dict[str, Tensor]]:
     return TrackingState(x.float(), y, rounded), named
 
 
-def widen(
+def to_method_state(
     kind: type[TrackingState], method: TrackingState, more: Mapping[str, Tensor]
 ) -> TrackingState:
     """The inverse of `narrow`: the state as the type that the method steps."""
@@ -175,11 +175,11 @@ def widen(
     return kind(**{key: named[key] for key in kind._fields})
 
 
-def fresh(state: State, epoch: int, part: Part) -> State:
+def epoch_start_state(state: State, epoch: int, role: EpochRole) -> State:
     """The state with which `epoch` begins: the tracker is the own gradient, the links are empty."""
     zero = torch.zeros(state.z.shape[1])
-    outs = {name: OutLink(b, zero) for name, b in part.out.items()}
-    ins = {name: InLink(a, zero) for name, a in part.into.items()}
+    outs = {name: OutLink(b, zero) for name, b in role.out.items()}
+    ins = {name: InLink(a, zero) for name, a in role.into.items()}
     return state._replace(
         epoch=epoch,
         method=state.method._replace(y=state.method.g.double()),
@@ -194,14 +194,16 @@ def fresh(state: State, epoch: int, part: Part) -> State:
     )
 
 
-def restored(state: State, x: Tensor) -> State:
+def state_with_model(state: State, x: Tensor) -> State:
     """The state with which an epoch begins from the model `x` (n,), and nothing else of what was there."""
     zero = torch.zeros_like(state.z)
     method = TrackingState(x[None].float(), zero, zero.float())
     out = {name: link.weight for name, link in state.out.items()}
     into = {name: link.weight for name, link in state.into.items()}
-    part = Part(out, into, frozenset(out), frozenset(into))
-    return fresh(state._replace(method=method, more={}, is_outdated=False), state.epoch + 1, part)
+    role = EpochRole(out, into, frozenset(out), frozenset(into))
+    return epoch_start_state(
+        state._replace(method=method, more={}, is_outdated=False), state.epoch + 1, role
+    )
 
 
 def vectors_of(state: State) -> dict[str, Tensor]:
@@ -220,7 +222,7 @@ def meta_of(state: State, own: Incarnation) -> dict[str, object]:
         "k": state.k,
         "epoch": state.epoch,
         "gradients": state.gradients,
-        "heard_at": state.heard_at,
+        "heard_at": state.last_received_round,
         "more": list(state.more),
         "outdated": state.is_outdated,
         "ended": sorted(state.ended),
@@ -241,8 +243,14 @@ def state_from(vectors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> State:
         name: InLink(a, vectors[f"in:{name}"], number, base, Incarnation(*seen))
         for name, (a, number, base, *seen) in meta["in"].items()
     }
-    heard_at = meta.get("heard_at", meta["k"])  # a state of before this was kept
-    numbers = [meta["k"], meta["epoch"], meta["gradients"], meta["incarnation"], heard_at]
+    last_received_round = meta.get("heard_at", meta["k"])  # a state of before this was kept
+    numbers = [
+        meta["k"],
+        meta["epoch"],
+        meta["gradients"],
+        meta["incarnation"],
+        last_received_round,
+    ]
     ends: list[OutLink | InLink] = [*out.values(), *into.values()]
     numbers += [number for end in ends for number in (end.number, end.base, end.seen.number)]
     if not all(isinstance(number, int) and 0 <= number < BOUND for number in numbers):
@@ -259,7 +267,7 @@ def state_from(vectors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> State:
         meta["gradients"],
         more,
         private,
-        heard_at,
+        last_received_round,
         bool(meta.get("outdated", False)),  # release 0.2.0 did not keep these
         frozenset(meta.get("ended", ())),
     )

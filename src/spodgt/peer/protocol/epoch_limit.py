@@ -18,7 +18,7 @@ AT_ONCE = 4  # epochs of one neighbour that are followed without a pause
 PAUSE = 60.0  # seconds, after which one more is followed
 
 
-class FollowedEpochs:
+class EpochRateLimiter:
     """Counts the epochs of each neighbour that were followed, and those that were not; `clock` in seconds."""
 
     def __init__(self, clock: Callable[[], float] = SYSTEM_CLOCK.monotonic) -> None:

@@ -20,10 +20,17 @@ from spodgt.algorithms.base import Algorithm, TrackingState
 from spodgt.algorithms.compose.wrapper import Wrapper
 from spodgt.errors import Failed
 from spodgt.peer.protocol import client_state, running_sums
-from spodgt.peer.protocol.client_state import Gradient, Member, News, NotFinite, PeerRound, State
-from spodgt.peer.protocol.epoch_limit import FollowedEpochs
-from spodgt.peer.protocol.epoch_topology import Seats
-from spodgt.peer.protocol.outlier_detection import FAR, Norms, norm, outward
+from spodgt.peer.protocol.client_state import (
+    Gradient,
+    Member,
+    NotFinite,
+    PeerRound,
+    Received,
+    State,
+)
+from spodgt.peer.protocol.epoch_limit import EpochRateLimiter
+from spodgt.peer.protocol.epoch_topology import EpochTopology
+from spodgt.peer.protocol.outlier_detection import FAR, OutlierDetector, norm, outward
 from spodgt.peer.protocol.running_sums import (
     Ack,
     Incarnation,
@@ -45,7 +52,7 @@ _HELD_AFTER = 4  # a busy link is held after this many times as many, until it i
 _PROOFS = 4  # a disk is set back before a start, not in a process: more of them from one neighbour are a lie
 
 
-class Vault(Protocol):
+class StateStore(Protocol):
     """Where states are kept."""
 
     def commit(self, vectors: Mapping[str, Tensor], meta: Mapping[str, object]) -> None:
@@ -60,42 +67,49 @@ class Node:
         self,
         algorithm: Algorithm[TrackingState],
         gradient: Gradient,
-        vault: Vault,
+        store: StateStore,
         *,
         incarnation: Incarnation,
         state: State,
-        seats: Seats,
+        topology: EpochTopology,
         member: Member = Member(),  # noqa: B008
-        short: bool = False,
+        quantized: bool = False,
         rebase_every: int | None = None,
         notify: Callable[[str, str], None] = lambda kind, text: None,
     ) -> None:
-        self.gradient, self.vault = gradient, vault
-        self.incarnation, self.state, self.member, self.seats = incarnation, state, member, seats
-        self.short, self.notify = short, notify  # short: messages have 8 bits a number
-        self.rebase_every = rebase_every or (REBASE_SHORT if short else REBASE_EVERY)
+        self.gradient, self.store = gradient, store
+        self.incarnation, self.state, self.member, self.topology = (
+            incarnation,
+            state,
+            member,
+            topology,
+        )
+        self.quantized, self.notify = quantized, notify  # short: messages have 8 bits a number
+        self.rebase_every = rebase_every or (REBASE_SHORT if quantized else REBASE_EVERY)
         self.lock = threading.Lock()  # frames arrive in another thread than rounds run in
-        self.arrived = threading.Event()  # set by every frame; whoever waits for one clears it
+        self.frame_arrived = (
+            threading.Event()
+        )  # set by every frame; whoever waits for one clears it
         self.inbox: dict[str, Message] = {}
         self.acks: dict[str, Ack] = {}
-        self.confirmed: set[str] = set()  # out-links whose receiver has met this incarnation
-        self.owed: set[str] = set()  # in-links to acknowledge after the next commit
+        self.handshaken: set[str] = set()  # out-links whose receiver has met this incarnation
+        self.pending_acks: set[str] = set()  # in-links to acknowledge after the next commit
         self.dirty: set[str] = set()
-        self.shown: State = state  # what is committed, all that others may see
-        self.shown_incarnation = incarnation
+        self.committed: State = state  # what is committed, all that others may see
+        self.committed_incarnation = incarnation
         self.has_ended = False  # all rounds of the manifest were made
         self.last_epoch = 2**62  # later ones belong to a manifest we do not have yet
         self.newer_manifest: str | None = None  # a neighbour that has one
-        self.proofs: Counter[str] = Counter()  # that our disk was set back, by neighbour
-        self.norms: dict[str, Norms] = {}  # by in-link
-        self.own_pull = 0.0  # by how much the own steps have lengthened the model
+        self.rollback_proofs: Counter[str] = Counter()  # that our disk was set back, by neighbour
+        self.outlier_detectors: dict[str, OutlierDetector] = {}  # by in-link
+        self.own_growth = 0.0  # by how much the own steps have lengthened the model
         self.bad_gradients = self.bad_in_a_row = 0  # that were not finite
-        self.epochs = FollowedEpochs()
-        self.part = seats.part
-        self.member = member._replace(step_weight=self.part.step_weight)
-        self.use(algorithm)
+        self.epoch_limiter = EpochRateLimiter()
+        self.role = topology.role
+        self.member = member._replace(step_weight=self.role.step_weight)
+        self.use_algorithm(algorithm)
 
-    def use(self, algorithm: Algorithm[TrackingState]) -> None:
+    def use_algorithm(self, algorithm: Algorithm[TrackingState]) -> None:
         """Step by this method from now on; of its state beyond x, y, g what is not known begins anew."""
         state = self.state
         idle = PeerRound(0, False, self.member, self.gradient, state.private, {}, {})
@@ -105,14 +119,14 @@ class Node:
         self.exchange_every = local or 1  # rounds between two uses of the links
         more = {
             name: state.more.get(name, begun)
-            for name, begun in client_state.narrow(first)[1].items()
+            for name, begun in client_state.to_tracking_state(first)[1].items()
         }
         if more.keys() != state.more.keys():
             self.state = state._replace(more=more)
             self.dirty |= {f"more:{name}" for name in more}
 
     # --- from outside ----------------------------------------------------------------------------
-    def hear(self, name: str, frame: Message | Ack) -> None:
+    def receive(self, name: str, frame: Message | Ack) -> None:
         """Keep a frame for the next round; only the newest of a link is ever kept."""
         with self.lock:
             if isinstance(frame, Message):
@@ -120,41 +134,43 @@ class Node:
                     self.inbox[name] = frame
             elif name not in self.acks or _age(frame) >= _age(self.acks[name]):
                 self.acks[name] = frame
-        self.arrived.set()
+        self.frame_arrived.set()
 
     def message(self, name: str) -> Message | None:
         """The newest committed message of an out-link; None if there is nothing to say yet."""
-        state, link = self.shown, self.shown.out.get(name)
+        state, link = self.committed, self.committed.out.get(name)
         if link is None:
             return None
         numbers = state.epoch, link.number, link.base, link.acked
         vectors = state.method.x[0], link.total
-        ends = self.shown_incarnation, link.seen
-        return Message(*numbers, *ends, *vectors, self.seats.root_place, self.has_ended)
+        ends = self.committed_incarnation, link.seen
+        return Message(*numbers, *ends, *vectors, self.topology.root_index, self.has_ended)
 
-    def waits(self, name: str) -> bool:
+    def has_unacknowledged(self, name: str) -> bool:
         """Whether something on this link is unacknowledged, or its receiver has not met this incarnation."""
-        link = self.shown.out.get(name)
-        return link is not None and (link.acked < link.number or name not in self.confirmed)
+        link = self.committed.out.get(name)
+        return link is not None and (link.acked < link.number or name not in self.handshaken)
 
     def ack(self, name: str) -> Ack | None:
         """The committed acknowledgement of an in-link."""
-        link = self.shown.into.get(name)
+        link = self.committed.into.get(name)
         if link is None:
             return None
-        ends = self.shown_incarnation, link.seen
-        root = self.seats.root_place
-        return Ack(self.shown.epoch, link.number, *ends, root, self.has_ended)
+        ends = self.committed_incarnation, link.seen
+        root = self.topology.root_index
+        return Ack(self.committed.epoch, link.number, *ends, root, self.has_ended)
 
     # --- one local round -------------------------------------------------------------------------
     def advance(self, computes: bool, links: Iterable[str]) -> None:
         """Take what has arrived, step, put mass on the out-links drawn. Nothing leaves before `commit`."""
         pull_before = self._pull()
-        news = self.absorb()
+        received = self.apply_received()
         state = self.state
-        after, private, computed = self._step(computes, {name: new.x for name, new in news.items()})
-        method, more = client_state.narrow(after)
-        self.own_pull += norm(method.x) - norm(state.method.x) - (self._pull() - pull_before)
+        after, private, computed = self._step(
+            computes, {name: new.x for name, new in received.items()}
+        )
+        method, more = client_state.to_tracking_state(after)
+        self.own_growth += norm(method.x) - norm(state.method.x) - (self._pull() - pull_before)
         self.dirty |= {"x", "y", "g", "private", *(f"more:{name}" for name in more)}
         self.state = state._replace(
             k=state.k + 1,
@@ -195,29 +211,29 @@ class Node:
         y = method.y.clone()
         out = dict(self.state.out)
         for name in links:
-            if self._carries(name):
-                out[name], mass = running_sums.put(out[name], method.y[0], self.short)
+            if self._can_add_mass(name):
+                out[name], mass = running_sums.add_mass(out[name], method.y[0], self.quantized)
                 y -= mass
                 self.dirty |= {"y", f"out:{name}"}
         self.state = self.state._replace(method=method._replace(y=y), out=out)
 
-    def _carries(self, name: str) -> bool:
+    def _can_add_mass(self, name: str) -> bool:
         """Whether an out-link is used now: its receiver is there and has most of what was sent."""
         link = self.state.out.get(name)
-        if link is None or name not in self.part.sends or name not in self.confirmed:
+        if link is None or name not in self.role.used_out or name not in self.handshaken:
             return False
         if name in self.state.ended:
             return False
-        if link.number - link.acked >= HOLD or not self._up_to_date():
+        if link.number - link.acked >= HOLD or not self._has_current_model():
             return False
         return link.number - link.base < _HELD_AFTER * self.rebase_every
 
-    def _up_to_date(self) -> bool:
+    def _has_current_model(self) -> bool:
         """Whether the own model may be passed on: that of a root's epoch has come, or there is no root."""
-        if self.part.step_weight > 0:
+        if self.role.step_weight > 0:
             return not self.state.is_outdated
         into = self.state.into
-        return any(into[name].number for name, weight in self.part.into.items() if weight)
+        return any(into[name].number for name, weight in self.role.into.items() if weight)
 
     def _step(
         self, computes: bool, models: Mapping[str, Tensor]
@@ -227,7 +243,7 @@ class Node:
         A gradient that is not finite counts as none: the client is idle, or waits if the method cannot be.
         """
         state = self.state
-        before = client_state.widen(self.kind, state.method, state.more)
+        before = client_state.to_method_state(self.kind, state.method, state.more)
         for active in (computes, False):
             round = PeerRound(
                 state.k, active, self.member, self.gradient, state.private, models, state.into
@@ -258,42 +274,44 @@ class Node:
                 "none was used. Check this client's data, or use a smaller step size."
             )
 
-    def absorb(self) -> dict[str, News]:
+    def apply_received(self) -> dict[str, Received]:
         """Take what has arrived, without a step; mass that reaches a client at rest is not lost either."""
-        news = self._take()
-        if news:
+        received = self._take()
+        if received:
             x, y, g = self.state.method
             y, own = y.clone(), (norm(g), norm(x))
-            for name, new in news.items():
+            for name, new in received.items():
                 y += new.mass
-                norms = self.norms.setdefault(name, Norms())
-                norms.note_round(self.state.k)
+                detector = self.outlier_detectors.setdefault(name, OutlierDetector())
+                detector.note_round(self.state.k)
                 difference = new.x - x[0]
-                for told in norms.note(norm(new.mass), norm(difference), own):
+                for told in detector.note(norm(new.mass), norm(difference), own):
                     self.notify("suspicious", f"{name}: {told}")
-                norms.pull += self.state.into[name].weight * outward(difference, x[0])
+                detector.pull += self.state.into[name].weight * outward(difference, x[0])
             self.state = self.state._replace(
-                method=self.state.method._replace(y=y), heard_at=self.state.k
+                method=self.state.method._replace(y=y), last_received_round=self.state.k
             )
             self.dirty.add("y")
-        return news
+        return received
 
     def _pull(self) -> float:
-        return sum(norms.pull for norms in self.norms.values())
+        return sum(detector.pull for detector in self.outlier_detectors.values())
 
-    def name_who_ruined(self, length: float) -> None:
+    def flag_model_outlier(self, length: float) -> None:
         """Flag the neighbour whose models have moved the own one away since its norm was `length`.
 
         Nobody is flagged if it was moved by the own steps: then the step size may be too large.
         """
-        name = max(self.norms, key=lambda each: self.norms[each].pull, default="")
-        if not name or self.norms[name].flags:
+        name = max(
+            self.outlier_detectors, key=lambda each: self.outlier_detectors[each].pull, default=""
+        )
+        if not name or self.outlier_detectors[name].flags:
             return
-        norms = self.norms[name]
-        if norms.pull > max(FAR * length, self.own_pull):
-            norms.flags = 1
-            norms.far = norms.pull / max(length, 1e-300)
-            told = f"it has moved our model by {norms.pull:.2g}, which had the norm {length:.2g}"
+        detector = self.outlier_detectors[name]
+        if detector.pull > max(FAR * length, self.own_growth):
+            detector.flags = 1
+            detector.far = detector.pull / max(length, 1e-300)
+            told = f"it has moved our model by {detector.pull:.2g}, which had the norm {length:.2g}"
             self.notify("suspicious", f"{name}: model: {told}, and the loss is ruined")
 
     def commit(self) -> set[str]:
@@ -306,21 +324,21 @@ class Node:
                     f"{name} is not finite in round {self.state.k}; nothing of it was committed or sent. "
                     "Use a smaller step size, or remove the neighbour that the log calls suspicious."
                 )
-        self.vault.commit(changed, client_state.meta_of(self.state, self.incarnation))
-        self.shown, self.shown_incarnation = self.state, self.incarnation
+        self.store.commit(changed, client_state.meta_of(self.state, self.incarnation))
+        self.committed, self.committed_incarnation = self.state, self.incarnation
         self.dirty = set()
-        owed, self.owed = self.owed & self.state.into.keys(), set()
-        return owed
+        pending_acks, self.pending_acks = self.pending_acks & self.state.into.keys(), set()
+        return pending_acks
 
-    def reset(self, epoch: int) -> None:
+    def begin_epoch(self, epoch: int) -> None:
         """Begin an epoch: the tracker is the own gradient, the links are empty."""
-        self.state = client_state.fresh(self.state, epoch, self.part)
-        self.confirmed = set()
-        for norms in self.norms.values():
-            norms.begin_epoch()
-        self.touch()
+        self.state = client_state.epoch_start_state(self.state, epoch, self.role)
+        self.handshaken = set()
+        for detector in self.outlier_detectors.values():
+            detector.begin_epoch()
+        self.mark_all_dirty()
 
-    def drop(self, name: str, why: str) -> bool:
+    def drop_neighbour(self, name: str, why: str) -> bool:
         """Begin an epoch without a neighbour that is gone, if this one needs it; says whether.
 
         No list of members is needed: in a new epoch every client begins with its own gradient, and a link
@@ -331,18 +349,18 @@ class Node:
         is_used = any(end is not None and end.number for end in ends)
         if not is_used or self.state.epoch >= self.last_epoch:
             return False
-        self.reset(self.state.epoch + 1)
+        self.begin_epoch(self.state.epoch + 1)
         self.notify("epoch", f"{name}: {why}; epoch {self.state.epoch} begins without it")
         return True
 
-    def end(self) -> None:
+    def announce_end(self) -> None:
         """Tell all neighbours that no more rounds follow: one more message on every link, without mass."""
         self.has_ended = True
         out = {name: replace(link, number=link.number + 1) for name, link in self.state.out.items()}
         self.state = self.state._replace(out=out)
         self.dirty |= {f"out:{name}" for name in out}
 
-    def is_end_known(self) -> bool:
+    def is_end_acknowledged(self) -> bool:
         """Whether every receiver has acknowledged the last message, or has ended itself."""
         links = self.state.out.items()
         return all(link.acked == link.number or name in self.state.ended for name, link in links)
@@ -358,32 +376,32 @@ class Node:
             self.state = self.state._replace(ended=ended)
             self.dirty.add("x")  # a commit is due
 
-    def touch(self) -> None:
+    def mark_all_dirty(self) -> None:
         """Let the next commit write every vector."""
         self.dirty = set(client_state.vectors_of(self.state))
 
-    def relink(self, seats: Seats, epoch: int) -> None:
+    def relink(self, topology: EpochTopology, epoch: int) -> None:
         """Take the links of another manifest, in a new epoch."""
-        self.seats = seats
-        self.part = seats.part
-        self.member = self.member._replace(step_weight=self.part.step_weight)
+        self.topology = topology
+        self.role = topology.role
+        self.member = self.member._replace(step_weight=self.role.step_weight)
         is_outdated = (
-            self.state.is_outdated and self.part.step_weight > 0
+            self.state.is_outdated and self.role.step_weight > 0
         )  # another root's model comes by itself
         self.state = self.state._replace(out={}, into={}, is_outdated=is_outdated)
         self.inbox = {}
         self.acks = {}
-        self.epochs = FollowedEpochs(self.epochs.clock)
-        self.norms = {}
-        self.own_pull = 0.0
-        self.reset(epoch)
+        self.epoch_limiter = EpochRateLimiter(self.epoch_limiter.clock)
+        self.outlier_detectors = {}
+        self.own_growth = 0.0
+        self.begin_epoch(epoch)
 
     # --- what has arrived ------------------------------------------------------------------------
-    def _take(self) -> dict[str, News]:
+    def _take(self) -> dict[str, Received]:
         with self.lock:
             inbox, self.inbox = self.inbox, {}
             acks, self.acks = self.acks, {}
-        news: dict[str, News] = {}
+        received: dict[str, Received] = {}
         before = self.state
         frames: list[tuple[str, Message | Ack]] = [*acks.items(), *inbox.items()]
         for name, frame in frames:
@@ -392,10 +410,10 @@ class Node:
                     self._take_ack(name, frame)
                 elif name in self.state.into:
                     # also for what brings nothing new: the sender may have missed our acknowledgement
-                    self.owed.add(name)
+                    self.pending_acks.add(name)
                     got = self._take_message(name, frame)
                     if got is not None:
-                        news[name] = got
+                        received[name] = got
             except Refused as error:
                 self.notify("refused", f"{name}: {error}")
             except NewerEpoch as error:
@@ -404,12 +422,12 @@ class Node:
                     self.notify("newer manifest", name)
                     continue
                 if error.epoch > self.state.epoch + running_sums.JUMP:
-                    self.epochs.ahead[name] = error.epoch - self.state.epoch
+                    self.epoch_limiter.ahead[name] = error.epoch - self.state.epoch
                     self.notify(
                         "refused", f"{name}: epoch {error.epoch} is too far from {self.state.epoch}"
                     )
                     continue
-                epoch = self.epochs.next(name, self.state.epoch, error.epoch)
+                epoch = self.epoch_limiter.next(name, self.state.epoch, error.epoch)
                 if epoch is None:
                     told = f"epoch {error.epoch} is not followed yet: too many have begun within a minute"
                     self.notify("refused", f"{name}: {told}")
@@ -420,8 +438,8 @@ class Node:
                 self._restart(before, epoch, why)
                 return {}
             except RolledBack as error:
-                self.proofs[name] += 1
-                if self.proofs[name] > _PROOFS:
+                self.rollback_proofs[name] += 1
+                if self.rollback_proofs[name] > _PROOFS:
                     self.notify("refused", f"{name}: {error}; believed {_PROOFS} times, not again")
                     continue
                 number = max(self.incarnation.number, error.incarnation) + 1
@@ -429,45 +447,45 @@ class Node:
                 epoch = max(self.state.epoch, frame.epoch) + 1
                 why = f"{name}: {error}; state was set back, epoch {epoch} begins"
                 self._restart(before, epoch, why)
-                leads = bool(self.seats.root) and self.part.step_weight > 0
+                leads = bool(self.topology.root) and self.role.step_weight > 0
                 self.state = self.state._replace(is_outdated=leads)
                 self.notify("rolled back", f"{name}: {error}")
                 return {}
-        return news
+        return received
 
     def _restart(self, before: State, epoch: int, why: str) -> None:
         self.state = before  # half-taken frames would leave ρ without its mass
-        self.reset(epoch)
+        self.begin_epoch(epoch)
         self.notify("epoch", why)
 
-    def _of_this_epoch(self, name: str, frame: Message | Ack) -> bool:
+    def _is_current_epoch(self, name: str, frame: Message | Ack) -> bool:
         """Whether a frame of `name` is of this epoch; raises for one of a later epoch or of another root."""
         if (
             self.state.epoch <= frame.epoch <= self.last_epoch
-            and frame.root != self.seats.root_place
+            and frame.root != self.topology.root_index
         ):
             raise Refused(
                 f"it names the client at place {frame.root} as root, the manifest names "
-                f"{self.seats.root or 'none'} (place {self.seats.root_place})"
+                f"{self.topology.root or 'none'} (place {self.topology.root_index})"
             )
         is_of_this_epoch = running_sums.check_epoch(self.incarnation, self.state.epoch, frame)
-        self.epochs.reached(name)
+        self.epoch_limiter.reached(name)
         return is_of_this_epoch
 
     def _take_ack(self, name: str, ack: Ack) -> None:
         link = self.state.out.get(name)
-        if link is None or not self._of_this_epoch(name, ack):
+        if link is None or not self._is_current_epoch(name, ack):
             return
         self._note_end(name, ack.has_ended, ack.sender.number > link.seen.number)
-        link = running_sums.take_ack(link, ack)
+        link = running_sums.apply_ack(link, ack)
         z = self.state.z
-        heard_at = self.state.heard_at
+        last_received_round = self.state.last_received_round
         if ack.seen == self.incarnation:
-            if name not in self.confirmed:
+            if name not in self.handshaken:
                 # a first contact counts as news: else clients that restart after an outage, each without
                 # news for too long, would all wait for a message of another
-                self.confirmed.add(name)
-                heard_at = self.state.k
+                self.handshaken.add(name)
+                last_received_round = self.state.k
             quiet = (
                 running_sums.rebase(link) if link.number - link.base >= self.rebase_every else None
             )
@@ -475,13 +493,15 @@ class Node:
                 link, folded = quiet
                 z = z - folded.double()
                 self.dirty |= {"z", f"out:{name}"}
-        self.state = self.state._replace(z=z, heard_at=heard_at, out=self.state.out | {name: link})
+        self.state = self.state._replace(
+            z=z, last_received_round=last_received_round, out=self.state.out | {name: link}
+        )
 
-    def _take_message(self, name: str, message: Message) -> News | None:
-        if not self._of_this_epoch(name, message):
+    def _take_message(self, name: str, message: Message) -> Received | None:
+        if not self._is_current_epoch(name, message):
             return None
         before = self.state.into[name]
-        link, mass, folded = running_sums.take(before, message)
+        link, mass, folded = running_sums.apply_message(before, message)
         is_newer = mass is not None or message.sender.number > before.seen.number
         if message.sender == link.seen:
             self._note_end(name, message.has_ended, is_newer)
@@ -495,7 +515,7 @@ class Node:
         if mass is None:
             return None
         self.dirty.add(f"in:{name}")
-        return News(message.model(self.state.method.x[0]), mass)
+        return Received(message.model(self.state.method.x[0]), mass)
 
     def _adopt_model(self, name: str, message: Message) -> None:
         """Lead on from a neighbour's model: the own one is older than what this root had passed on."""

@@ -18,7 +18,7 @@ SILENT_ROUNDS = 50  # own rounds without a message after which earlier norms are
 
 
 @dataclass
-class Norms:
+class OutlierDetector:
     """Norms of the mass and of the distance X - x of one in-link's messages."""
 
     mass: float = math.nan  # of the last message

@@ -62,7 +62,7 @@ class Message(NamedTuple):
     total: Tensor  # (n,) float32
     root: int = NO_ROOT  # its place in the sender's manifest
     has_ended: bool = False  # the sender has made all rounds of the manifest
-    half: Tensor | None = None  # (n,): x is known up to this much; None: exactly
+    half_width: Tensor | None = None  # (n,): x is known up to this much; None: exactly
 
     @property
     def content(self) -> tuple[int, int, int, Incarnation]:
@@ -71,10 +71,10 @@ class Message(NamedTuple):
 
     def model(self, own: Tensor) -> Tensor:
         """The sender's model as a receiver with the model `own` takes it: the nearest that it can be."""
-        if self.half is None:
+        if self.half_width is None:
             return self.x
         off = self.x - own
-        return own + off.sign() * (off.abs() - self.half).clamp(min=0)
+        return own + off.sign() * (off.abs() - self.half_width).clamp(min=0)
 
 
 class Ack(NamedTuple):
@@ -163,12 +163,12 @@ def check_vectors(message: Message) -> None:
 
 
 # --- the sender's end ----------------------------------------------------------------------------
-def put(link: OutLink, y: Tensor, short: bool = False) -> tuple[OutLink, Tensor]:
+def add_mass(link: OutLink, y: Tensor, quantized: bool = False) -> tuple[OutLink, Tensor]:
     """Put b·y on the link: its next state, and the mass (float64) to take from y.
 
     With `short` the total stays one that 8 bits a number can say; what they cannot say stays with the sender.
     """
-    if short:
+    if quantized:
         wish = torch.add(link.total, y, alpha=link.weight).to(link.total.dtype)
         new = Int8Codec().quantize(wish[None])[0]
         mass = new.to(y.dtype).sub_(link.total)
@@ -180,7 +180,7 @@ def put(link: OutLink, y: Tensor, short: bool = False) -> tuple[OutLink, Tensor]
     return replace(link, total=new, number=link.number + 1), mass
 
 
-def take_ack(link: OutLink, ack: Ack) -> OutLink:
+def apply_ack(link: OutLink, ack: Ack) -> OutLink:
     """Note an acknowledgement of this epoch."""
     check_jump(link.seen, ack.sender, "of the receiver")
     if ack.number > link.number:
@@ -200,7 +200,7 @@ def rebase(link: OutLink) -> tuple[OutLink, Tensor] | None:
 
 
 # --- the receiver's end --------------------------------------------------------------------------
-class Taken(NamedTuple):
+class MessageEffect(NamedTuple):
     """What a message does to the receiver."""
 
     link: InLink
@@ -208,7 +208,7 @@ class Taken(NamedTuple):
     folded: Tensor | None = None  # ρ that a rebase sets to zero
 
 
-def take(link: InLink, message: Message) -> Taken:
+def apply_message(link: InLink, message: Message) -> MessageEffect:
     """Take a message of this epoch at most once."""
     check_jump(link.seen, message.sender, "of the sender")
     if message.acked > link.number:
@@ -217,7 +217,7 @@ def take(link: InLink, message: Message) -> Taken:
             0,
         )
     if message.sender.number < link.seen.number:
-        return Taken(
+        return MessageEffect(
             link
         )  # from an earlier incarnation: late, or a disk set back, which our ack will reveal
     if link.seen.supersedes(message.sender):
@@ -229,7 +229,7 @@ def take(link: InLink, message: Message) -> Taken:
         )
     link = replace(link, seen=message.sender)
     if message.number <= link.number:
-        return Taken(link)
+        return MessageEffect(link)
     check_vectors(message)
     if message.base == link.base:
         mass, folded = torch.sub(message.total.double(), link.total), None
@@ -239,6 +239,6 @@ def take(link: InLink, message: Message) -> Taken:
         raise Refused(
             f"it counts from {message.base}, but we stand at {link.base} and {link.number}"
         )
-    return Taken(
+    return MessageEffect(
         replace(link, number=message.number, base=message.base, total=message.total), mass, folded
     )

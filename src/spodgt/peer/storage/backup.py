@@ -16,10 +16,10 @@ from torch import Tensor
 
 from spodgt.errors import InvalidInput
 from spodgt.peer.host.files import DISK, OWNER_ONLY, PUBLIC
-from spodgt.peer.protocol.client_state import meta_of, restored, state_from, vectors_of
+from spodgt.peer.protocol.client_state import meta_of, state_from, state_with_model, vectors_of
 from spodgt.peer.protocol.running_sums import Incarnation
 from spodgt.peer.storage import state_store
-from spodgt.peer.storage.state_store import Store
+from spodgt.peer.storage.state_store import DiskStateStore
 
 _KIND = "spodgt peer backup 1"
 _FILES = {"ca.pem": PUBLIC, "cert.pem": PUBLIC, "manifest.toml": PUBLIC, "key.pem": OWNER_ONLY}
@@ -53,7 +53,7 @@ def restore(file: Path, folder: Path) -> dict[str, object]:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name, mode in _FILES.items():
         DISK.replace(folder / name, notes[name].encode(), mode=mode)
-    with closing(Store(folder / "state")) as made:
+    with closing(DiskStateStore(folder / "state")) as made:
         made.commit(vectors, meta)
     return {"folder": str(folder)} | _told(meta)
 
@@ -64,7 +64,7 @@ def restore_model(file: Path, folder: Path) -> dict[str, object]:
     Its gradient may be as bad as the model was: it begins at zero, and so does the tracker.
     """
     vectors, _ = _read(file, model=True)
-    with closing(Store(folder / "state")) as made:
+    with closing(DiskStateStore(folder / "state")) as made:
         saved = made.load()
         if saved is None:
             raise InvalidInput(
@@ -76,7 +76,7 @@ def restore_model(file: Path, folder: Path) -> dict[str, object]:
         ):
             has = f"{len(vectors['x'])} numbers, the client's {len(saved.vectors['x'])}"
             raise InvalidInput(f"the model in {file} has {has}; give a model of this run.")
-        state = restored(state_from(*saved), vectors["x"])
+        state = state_with_model(state_from(*saved), vectors["x"])
         own = Incarnation(saved.meta["incarnation"])
         made.commit(vectors_of(state), {**saved.meta, **meta_of(state, own)})
     return {"folder": str(folder), "model": str(file)} | _told(saved.meta)

@@ -61,7 +61,7 @@ class Slot(TypedDict):
     generation: int  # the commit that wrote it
 
 
-class Saved(NamedTuple):
+class StoredState(NamedTuple):
     """A committed state; `states.state_from(*saved)` makes a `State` of it."""
 
     vectors: dict[str, Tensor]
@@ -75,7 +75,7 @@ class Record(NamedTuple):
     text: bytes
 
 
-class Store:
+class DiskStateStore:
     """One state directory, open in one process at a time.
 
     Args:
@@ -161,7 +161,7 @@ class Store:
 
     def _write_record(self, record: Record) -> None:
         file = self.records[record.generation % 2]
-        file.write(memoryview(_sealed(record)), 0)
+        file.write(memoryview(_encode_record(record)), 0)
         if self.durability == "power":
             file.sync()
 
@@ -186,7 +186,7 @@ class Store:
         return at
 
     # --- reading ---------------------------------------------------------------------------------
-    def load(self, check: Callable[[Saved], None] = lambda saved: None) -> Saved | None:
+    def load(self, check: Callable[[StoredState], None] = lambda saved: None) -> StoredState | None:
         """The newest undamaged state; None in a new directory, or in one whose commits were lost.
 
         `check` raises ValueError for a state that cannot be; the one before it is taken then.
@@ -206,8 +206,8 @@ class Store:
         self._open.close()
 
 
-class _Found(NamedTuple):
-    saved: Saved
+class _LoadedCommit(NamedTuple):
+    saved: StoredState
     slots: dict[str, Slot]
     generation: int
     damaged: str  # why a later commit cannot be used, if there is one
@@ -217,14 +217,14 @@ ReadAt = Callable[[int, int], bytes]  # position, size
 
 
 def _newest(
-    sealed: list[bytes], read_at: ReadAt, path: Path, check: Callable[[Saved], None]
-) -> _Found | None:
+    sealed: list[bytes], read_at: ReadAt, path: Path, check: Callable[[StoredState], None]
+) -> _LoadedCommit | None:
     """The newest commit that is whole; None if there is none at all."""
     records = []
     damaged = ""
     for content in filter(None, sealed):
         try:
-            records.append(_unsealed(content))
+            records.append(_decode_record(content))
         except _DAMAGE as error:
             damaged = f"{type(error).__name__}: {error}"[:200]
     records.sort(reverse=True)
@@ -234,14 +234,14 @@ def _newest(
             if body["format"] not in _READ:
                 known = f"has format {body['format']}, this version reads {' and '.join(map(str, _READ))}"
                 raise StoreFailed(f"{path} {known}; use the version that wrote it.")
-            saved = Saved(_vectors(read_at, body["slots"]), body["meta"])
+            saved = StoredState(_vectors(read_at, body["slots"]), body["meta"])
             check(saved)
         except _DAMAGE as error:
             damaged = f"{type(error).__name__}: {error}"[:200]
             continue
         if len(records) == 1 and record.generation > 1:  # there are always two
             damaged = damaged or "one of the last two commits is missing"
-        return _Found(saved, body["slots"], record.generation, damaged)
+        return _LoadedCommit(saved, body["slots"], record.generation, damaged)
     was_first = not records and not all(sealed)  # the first commit was torn: nothing was sent
     if damaged and not was_first:
         fix = "remove the directory: the client joins again with an epoch reset"
@@ -249,14 +249,14 @@ def _newest(
     return None
 
 
-def _sealed(record: Record) -> bytes:
+def _encode_record(record: Record) -> bytes:
     """A record as it is written: digest, generation and length, then the text."""
     head = b"%20d %12d\n" % (record.generation, len(record.text))
     digest = hashlib.sha256(head + record.text).hexdigest()
     return digest.encode() + head + record.text
 
 
-def _unsealed(content: bytes) -> Record:
+def _decode_record(content: bytes) -> Record:
     """The inverse of `_sealed`; what an earlier, longer record left behind it is ignored."""
     head, newline, rest = content[_DIGEST:].partition(b"\n")
     generation, length = map(int, head.split())
@@ -281,7 +281,7 @@ def _vectors(read_at: ReadAt, slots: Mapping[str, Slot]) -> dict[str, Tensor]:
     return vectors
 
 
-def read(directory: str | Path, *, running: bool = False) -> Saved:
+def read(directory: str | Path, *, running: bool = False) -> StoredState:
     """The committed state of a directory, in which nothing is written.
 
     Args:
@@ -299,7 +299,7 @@ def read(directory: str | Path, *, running: bool = False) -> Saved:
     for attempt in range(_ATTEMPTS):
         try:
             if has_database:
-                sealed = [_sealed(record) for record in read_database(path)]
+                sealed = [_encode_record(record) for record in read_database(path)]
             else:
                 sealed = [_content(path / name) for name in RECORDS]
             with (path / VECTORS).open("rb") as file:

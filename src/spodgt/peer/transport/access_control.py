@@ -14,7 +14,7 @@ REFUSALS = 5  # bad frames of a name within BAN_SECONDS after which it is kept o
 BAN_SECONDS = 30.0
 
 
-class Gate:
+class AccessControl:
     """Counts what each name holds and has done wrong; `clock` gives seconds."""
 
     def __init__(self, clock: Callable[[], float] = SYSTEM_CLOCK.monotonic) -> None:
@@ -25,7 +25,7 @@ class Gate:
     @contextmanager
     def stream(self, name: str) -> Iterator[None]:
         """Hold a stream for `name`; `Refused` if it holds enough or is kept out."""
-        wait = self.banned(name)
+        wait = self.ban_seconds_left(name)
         if wait > 0:
             raise Refused(
                 f"{name} sent {REFUSALS} bad frames and is kept out for {wait:.0f} s more"
@@ -38,11 +38,11 @@ class Gate:
         finally:
             self.open[name] -= 1
 
-    def bad_frame(self, name: str) -> None:
+    def note_invalid_frame(self, name: str) -> None:
         """Note a frame that an honest peer does not send."""
         self.refused[name] = [*self.refused.get(name, ()), self.clock()][-REFUSALS:]
 
-    def banned(self, name: str) -> float:
+    def ban_seconds_left(self, name: str) -> float:
         """Seconds for which `name` is still kept out; not above 0 if it is not."""
         times = self.refused.get(name, [])
         if len(times) < REFUSALS or times[-1] - times[0] > BAN_SECONDS:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from spodgt.peer.host.fault_injection import Hear
+from spodgt.peer.host.fault_injection import Receive
 from spodgt.peer.host.interfaces import Ended, Headers, Host, Rejected, Wire, WireError
 from spodgt.peer.host.text import printable
 from spodgt.peer.membership.certificates import Identity
@@ -32,17 +32,17 @@ class Traffic:
     why: str = ""
     messages: int = 0
     bytes: int = 0
-    heard: float = 0.0  # monotonic time
+    last_received: float = 0.0  # monotonic time
     version: str = ""  # of the neighbour's program
 
 
 @dataclass(frozen=True)
-class Local:
+class LocalClient:
     """What the ends of all streams of one client need to know of it."""
 
     context: wire_format.Context
     identity: Identity
-    hear: Hear  # takes what arrives
+    receive: Receive  # takes what arrives
     notify: Callable[[str, str], None]  # takes events: kind, text
     host: Host = field(default_factory=system_host)
 
@@ -70,12 +70,14 @@ def own_headers(own: wire_format.Context) -> Headers:
     return {PROTOCOLS: " ".join(map(str, own.protocols)), VERSION: own.version or "?"}
 
 
-def agreed(own: wire_format.Context, name: str, headers: Headers, traffic: Traffic) -> int:
+def agree_on_protocol(
+    own: wire_format.Context, name: str, headers: Headers, traffic: Traffic
+) -> int:
     """The protocol of a stream, from the headers of the other end `name`; its version is noted."""
     traffic.version = printable(headers.get(VERSION, "")[:_HEADER])
     words = headers.get(PROTOCOLS, "1")[:_HEADER].split()
     theirs = [int(word) for word in words if word.isdecimal()]
-    return wire_format.agree(own, theirs, name, traffic.version)
+    return wire_format.choose_protocol(own, theirs, name, traffic.version)
 
 
 async def fetch(

@@ -20,7 +20,7 @@ from spodgt.peer.host.text import printable
 from spodgt.peer.membership.certificates import seconds_left
 from spodgt.peer.protocol.running_sums import Ack, Incarnation, Message, Refused
 from spodgt.peer.transport import connection, wire_format
-from spodgt.peer.transport.connection import CHUNK_SECONDS, SLOWEST, TEXT, Local, Traffic
+from spodgt.peer.transport.connection import CHUNK_SECONDS, SLOWEST, TEXT, LocalClient, Traffic
 
 RESEND_SECONDS = (
     1.0  # between two repeats of what is unacknowledged: of its header, from protocol 2 on
@@ -42,14 +42,16 @@ _EMPTY = torch.empty(0)
 class InStream:
     """The receiver's end of a stream: answers with the newest acknowledgement."""
 
-    def __init__(self, local: Local, sender: Incarnation, stream: Stream, protocol: int) -> None:
+    def __init__(
+        self, local: LocalClient, sender: Incarnation, stream: Stream, protocol: int
+    ) -> None:
         self.local = local
         self.own = replace(local.context, protocols=(protocol,))
         self.incarnation = sender
         self.stream = stream
         self.ack: Ack | None = None
-        self.heard = local.now
-        self.answered = 0.0
+        self.last_received = local.now
+        self.last_answered = 0.0
         self.wake = asyncio.Event()
         handler = asyncio.current_task()
         assert handler is not None
@@ -66,7 +68,7 @@ class InStream:
                 await self.wake.wait()
                 self.wake.clear()
                 ack, self.ack = self.ack, None
-                self.answered = self.local.now
+                self.last_answered = self.local.now
                 # nothing to acknowledge: an empty frame, the heartbeat
                 await self.stream.write(b"" if ack is None else wire_format.pack_ack(self.own, ack))
                 if ack is not None:
@@ -77,12 +79,12 @@ class InStream:
             self.handler.cancel()
 
 
-class Dialled(ABC):
+class LinkDialer(ABC):
     """An end of a link that connects to the other end, and connects again for ever."""
 
     rpc = ""
 
-    def __init__(self, local: Local, name: str, address: str, traffic: Traffic) -> None:
+    def __init__(self, local: LocalClient, name: str, address: str, traffic: Traffic) -> None:
         self.local, self.name, self.address, self.traffic = local, name, address, traffic
         self.closed = False
         self._begin()
@@ -158,26 +160,28 @@ class Dialled(ABC):
             try:
                 answer = await call.headers()
                 if connection.PROTOCOLS in answer:  # else it refuses, and the reason follows
-                    protocol = connection.agreed(context, self.name, answer, self.traffic)
+                    protocol = connection.agree_on_protocol(
+                        context, self.name, answer, self.traffic
+                    )
                     await self.talk(call, protocol)
                 await call.read()
             finally:
                 last.cancel()
 
 
-class OutStream(Dialled):
+class OutStream(LinkDialer):
     """The sender's end of a link: sends the newest message; it connects, or waits for the receiver."""
 
     rpc = "Talk"
 
-    def __init__(self, local: Local, name: str, address: str) -> None:
+    def __init__(self, local: LocalClient, name: str, address: str) -> None:
         self.latest: Message | None = None
         self.acknowledged: Message | None = None  # the last one that was, without its vectors
         self.wake = asyncio.Event()
-        self.nudged = False
-        self.under_way = 0
-        self.writing = 0.0  # since when a chunk waits to leave
-        self.asked = 0.0  # since when a message waits for an answer
+        self.is_wake_scheduled = False
+        self.in_flight = 0
+        self.writing_since = 0.0  # since when a chunk waits to leave
+        self.awaiting_since = 0.0  # since when a message waits for an answer
         self.serving: asyncio.Task[None] | None = None  # the stream that the receiver has opened
         super().__init__(local, name, address, Traffic())
 
@@ -195,7 +199,7 @@ class OutStream(Dialled):
     async def serve(self, receiver: str, stream: Stream, protocol: int) -> None:
         """Talk on a stream that the receiver has opened; a later one replaces one that has fallen silent."""
         if self.serving is not None:
-            if self.local.now - self.traffic.heard < TAKEOVER_SECONDS:
+            if self.local.now - self.traffic.last_received < TAKEOVER_SECONDS:
                 raise Refused(f"{receiver} is already connected; another process uses its name")
             self.serving.cancel()
         own = self.serving = asyncio.current_task()
@@ -231,13 +235,13 @@ class OutStream(Dialled):
 
     async def _watch(self) -> None:
         """The deadlines of a stream; one watcher is cheaper than a timer for each chunk."""
-        self.writing = self.asked = 0.0
+        self.writing_since = self.awaiting_since = 0.0
         limit = SILENT_SECONDS + 8 * self.local.context.n / SLOWEST
         while True:
             await asyncio.sleep(1)
             now = self.local.now
-            stuck = self.writing and now - self.writing > CHUNK_SECONDS
-            if stuck or (self.asked and now - self.asked > limit):
+            stuck = self.writing_since and now - self.writing_since > CHUNK_SECONDS
+            if stuck or (self.awaiting_since and now - self.awaiting_since > limit):
                 raise TimeoutError
 
     async def _send(self, call: Stream, protocol: int) -> None:
@@ -251,29 +255,29 @@ class OutStream(Dialled):
         frame = 0
         sent: Message | None = None  # without its vectors
         sent_at = -math.inf
-        self.under_way = 0
+        self.in_flight = 0
         if repeats and self.latest is None and self.acknowledged is not None:
             # nothing to send: the receiver learns who has opened the stream, and answers
             await self._write(
                 call, wire_format.pack_repeat(own, self.name, self.acknowledged, frame)
             )
-            self.asked = self.local.now
+            self.awaiting_since = self.local.now
         self.wake.set()  # a new stream begins with what is newest
         while True:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self.wake.wait(), RESEND_SECONDS)
             self.wake.clear()
-            self.nudged = False
+            self.is_wake_scheduled = False
             message = self.latest
             if message is None:
                 continue
             frame += 1
             is_due = self.local.now - sent_at >= RESEND_SECONDS
             is_new = sent is None or message.content != sent.content
-            if (is_new and self.under_way < WINDOW) or (is_due and not repeats):
+            if (is_new and self.in_flight < WINDOW) or (is_due and not repeats):
                 sent = _without_vectors(message)
                 await self._write_message(call, wire_format.pack(own, self.name, message, frame))
-                self.under_way += 1
+                self.in_flight += 1
             elif is_due and sent is not None:
                 # under a full window the newest message waits, and the last one sent is repeated
                 repeated = sent if is_new else message
@@ -281,7 +285,7 @@ class OutStream(Dialled):
             else:
                 continue
             sent_at = self.local.now
-            self.asked = self.asked or sent_at
+            self.awaiting_since = self.awaiting_since or sent_at
 
     async def _write_message(self, call: Stream, chunks: Iterable[bytes]) -> None:
         for number, chunk in enumerate(chunks):
@@ -292,9 +296,9 @@ class OutStream(Dialled):
         self.traffic.messages += 1
 
     async def _write(self, call: Stream, chunk: bytes) -> None:
-        self.writing = self.local.now
+        self.writing_since = self.local.now
         await call.write(chunk)
-        self.writing = 0.0
+        self.writing_since = 0.0
         self.traffic.bytes += len(chunk)
 
     async def _listen(self, call: Stream) -> None:
@@ -302,11 +306,11 @@ class OutStream(Dialled):
             data = await call.read()
             if data is None:
                 return
-            self.asked = 0.0
+            self.awaiting_since = 0.0
             if self.traffic.state != "up":
                 self.traffic.state, self.traffic.why = "up", ""
                 self.local.notify("link up", f"{self.local.context.name} → {self.name}")
-            self.traffic.heard = self.local.now
+            self.traffic.last_received = self.local.now
             if not data:
                 continue
             try:
@@ -314,14 +318,14 @@ class OutStream(Dialled):
             except Refused as error:
                 self.local.notify("refused", f"{self.name}: {error}")
                 continue
-            self.under_way = 0
+            self.in_flight = 0
             self.wake.set()  # what became newest under a full window can leave
             latest = self.latest
             same = latest and (ack.epoch, ack.seen) == (latest.epoch, latest.sender)
             if latest and same and ack.number >= latest.number:
                 self.acknowledged = _without_vectors(latest)
                 self.latest = None  # no need to resend
-            self.local.hear(self.name, ack)
+            self.local.receive(self.name, ack)
 
 
 def _without_vectors(message: Message) -> Message:

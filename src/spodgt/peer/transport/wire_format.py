@@ -40,26 +40,26 @@ class Context:
     n: int
     name: str
     version: str = ""  # of the program
-    short: bool = False  # messages have 8 bits a number
+    quantized: bool = False  # messages have 8 bits a number
     protocols: tuple[int, ...] = PROTOCOLS
 
     @property
     def dtype(self) -> str:
         """What a number of a message is."""
-        return "int8" if self.short else "float32"
+        return "int8" if self.quantized else "float32"
 
     @property
     def size(self) -> int:
         """Bytes of a message: model and total."""
         item = _FLOATS.itemsize
-        if self.short:
+        if self.quantized:
             return Int8Intervals.of_round(self.n, 0).size(self.n, item) + Int8Codec().size(
                 self.n, item
             )
         return 2 * self.n * item
 
 
-def agree(context: Context, theirs: Iterable[int], who: str, version: str) -> int:
+def choose_protocol(context: Context, theirs: Iterable[int], who: str, version: str) -> int:
     """The protocol of a stream with `who`, which speaks `theirs`; `Refused` if there is none."""
     both = set(context.protocols) & set(theirs)
     if not both:
@@ -75,7 +75,7 @@ def agree(context: Context, theirs: Iterable[int], who: str, version: str) -> in
 
 def pack(context: Context, receiver: str, message: Message, frame: int) -> Iterator[bytes]:
     """A message as chunks, in the highest protocol of `context`."""
-    x, total = _short(message) if context.short else _whole(message)
+    x, total = _short(message) if context.quantized else _whole(message)
     size = len(x) + len(total)
     header = _packed_header(context, receiver, message, frame)
     for offset in range(0, max(1, size), CHUNK):
@@ -129,7 +129,7 @@ def _short(message: Message) -> tuple[memoryview, memoryview]:
     return x.numpy()[0].data, Int8Codec().pack(message.total[None]).numpy()[0].data
 
 
-class Repeat(NamedTuple):
+class RepeatedHeader(NamedTuple):
     """A repeated header."""
 
     sender: Incarnation
@@ -138,7 +138,7 @@ class Repeat(NamedTuple):
     )  # with the numbers that came before; None if they are of another message
 
 
-class Assembler:
+class MessageAssembler:
     """Chunks of one stream put together; holds one message at most beyond the last complete one."""
 
     def __init__(self, context: Context, sender: str) -> None:
@@ -149,7 +149,7 @@ class Assembler:
         self.filled = 0
         self.last: Message | None = None  # the last complete one
 
-    def add(self, chunk: bytes) -> Message | Repeat | None:
+    def add(self, chunk: bytes) -> Message | RepeatedHeader | None:
         """The message, once its last chunk is here; `Refused` for what an honest peer does not send."""
         if len(chunk) < _LENGTH.size:
             raise Refused("the frame is shorter than its length field")
@@ -187,38 +187,38 @@ class Assembler:
         if self.filled < self.size:
             return None
         self.header = None
-        x, half, total = self._vectors(first.number)
+        x, half_width, total = self._vectors(first.number)
         counts = first.epoch, first.number, first.base, first.acked
         root = _unpacked_root(first)
         ends = _unpacked(first.incarnation), _unpacked(first.seen)
-        self.last = Message(*counts, *ends, x, total, root, first.ended, half)
+        self.last = Message(*counts, *ends, x, total, root, first.ended, half_width)
         return self.last
 
-    def _repeat(self, header: pb.Header) -> Repeat:
+    def _repeat(self, header: pb.Header) -> RepeatedHeader:
         sender = _unpacked(header.incarnation)
         last = self.last
         if last is None or last.content != (header.epoch, header.number, header.base, sender):
-            return Repeat(sender, None)
+            return RepeatedHeader(sender, None)
         root = _unpacked_root(header)
         seen = _unpacked(header.seen)
         repeated = last._replace(acked=header.acked, seen=seen, root=root, has_ended=header.ended)
-        return Repeat(sender, repeated)
+        return RepeatedHeader(sender, repeated)
 
     def _vectors(self, number: int) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         """The model, how well it is known, and the total, of message `number`."""
         n = self.context.n
-        if not self.context.short:
+        if not self.context.quantized:
             numbers = torch.from_numpy(self.data.view(_FLOATS).astype(np.float32, copy=False))
             return numbers[:n], None, numbers[n:]
         data, code = torch.from_numpy(self.data)[None], Int8Intervals.of_round(n, number)
         cut = code.size(n, _FLOATS.itemsize)
-        middle, half = code.unpack(data[:, :cut], n, torch.float32)
-        return middle[0], half[0], Int8Codec().unpack(data[:, cut:], n, torch.float32)[0]
+        middle, half_width = code.unpack(data[:, :cut], n, torch.float32)
+        return middle[0], half_width[0], Int8Codec().unpack(data[:, cut:], n, torch.float32)[0]
 
 
 def check_header(header: pb.Header, context: Context, sender: str) -> None:
     """Refuse what is not from the sender of the certificate, for us, of this run, model and protocol."""
-    agree(context, [header.protocol], sender, header.version)
+    choose_protocol(context, [header.protocol], sender, header.version)
     if header.sender != sender:
         raise Refused(
             f"the certificate names {sender!r}, the message claims to be from {header.sender!r}"
