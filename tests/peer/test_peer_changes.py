@@ -240,7 +240,7 @@ def test_of_two_manifests_of_one_version_the_first_stays_in_force(
     assert taken.manifest.max_alone == 201
     membership._consider(second)
     assert membership.adopt() is None
-    assert peer.journal.recent[-1][1:] == (
+    assert peer.journal.recent[-1][1:3] == (
         "refused",
         "manifest: another one of version 2 is in force; two were made from one version; "
         "make the next with spodgt peer set",
@@ -387,7 +387,7 @@ def test_half_a_renewal_is_not_used_and_the_whole_one_is(run: Path) -> None:
     peer.rounds._report()
     assert loop.done[0] == "renew"
     assert 19.9 < peer.reporter.status.days_left < 20
-    told = [text for _, kind, text in peer.journal.recent if kind == "certificate"]
+    told = [text for _, kind, text, _ in peer.journal.recent if kind == "certificate"]
     assert "do not belong to each other" in told[-3]
     assert "ends in 1.0 days; renew it with: spodgt peer renew p0" in told[-2]
     assert "a new one, valid for 20.0 days" in told[-1]
@@ -418,7 +418,7 @@ def test_a_certificate_that_is_copied_in_place_does_not_end_a_running_peer(
     for _ in range(3):
         assert peer.membership.check_folder() is None
     assert peer.membership.identity is own
-    told = [text for _, kind, text in peer.journal.recent if kind == "certificate"]
+    told = [text for _, kind, text, _ in peer.journal.recent if kind == "certificate"]
     assert len(told) == 1
     assert told[0].startswith(f"the old one stays in use: {file} of p0 holds no whole ")
     (home / file).write_bytes(whole)
@@ -458,12 +458,12 @@ def test_an_unusable_manifest_in_the_folder_of_a_running_peer_is_named(run: Path
         (same, "another one of the same version is in use; publish the next version."),
     ):
         peer.journal.recent.clear()
-        peer.journal.told.clear()
+        peer.journal.last_logged.clear()
         peer.membership._told.clear()
         (home / "manifest.toml").write_bytes(file)
         for _ in range(3):
             peer.membership.check_folder()
-        told = [text for _, kind, text in peer.journal.recent if kind == "manifest"]
+        told = [text for _, kind, text, _ in peer.journal.recent if kind == "manifest"]
         assert len(told) == 1
         assert told[0].startswith(
             "version 1 stays in use; manifest.toml in the folder is not usable: "
@@ -548,7 +548,7 @@ def test_all_that_a_manifest_says_is_taken(run: Path, monkeypatch: pytest.Monkey
     peer.membership.check_folder()
     assert peer.rounds._follow_manifest()
     node = peer.node
-    assert vars(node.algorithm)["step_size"] == 1e-9
+    assert vars(node.method_step.algorithm)["step_size"] == 1e-9
     assert peer.local_problem.capacity.p == node.member.p == 0.25
     assert node.member.clients == 4
     assert node.state.epoch == made.epoch

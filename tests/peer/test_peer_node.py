@@ -98,8 +98,8 @@ def test_a_gradient_that_is_not_finite_never_enters_a_tracker(method: str) -> No
         for node in world.nodes:
             assert torch.isfinite(node.state.method.y).all(), k
             assert local_error(node.state) <= EXACT
-    assert world.nodes[1].bad_gradients == 1
-    assert world.nodes[1].bad_in_a_row == 0
+    assert world.nodes[1].method_step.bad_gradients == 1
+    assert world.nodes[1].method_step.bad_in_a_row == 0
     assert [event for event in world.events if event[0] == "not finite"] == [
         ("not finite", "p1 the gradient of round 30 holds NaN or infinite numbers; not used")
     ]
@@ -179,12 +179,12 @@ def test_numbers_far_above_the_usual_are_named() -> None:
     world = World(3)
     lockstep(world, 40)
     node = world.nodes[1]
-    before, frame = node.outlier_detectors["p0"].mass, world.nodes[0].message("p1")
+    before, frame = node.outliers.detectors["p0"].mass, world.nodes[0].message("p1")
     assert frame is not None
     assert before > 0
     node.receive("p0", frame._replace(number=frame.number + 1, x=frame.x + 1e6))
     node.advance(True, [])
-    assert node.outlier_detectors["p0"].flags == 1
+    assert node.outliers.detectors["p0"].flags == 1
     told = [text for kind, text in world.events if kind == "suspicious"]
     assert len(told) == 1
     assert told[0].startswith("p1 p0: model: its distance from ours is 1.7e+06")
@@ -192,7 +192,7 @@ def test_numbers_far_above_the_usual_are_named() -> None:
     node.receive("p0", absurd)
     node.advance(True, [])
     assert world.events[-1][0] == "refused"
-    assert node.outlier_detectors["p2"].flags == 0
+    assert node.outliers.detectors["p2"].flags == 0
 
 
 @pytest.mark.parametrize(("rounds_alone", "flags"), [(0, 1), (SILENT_ROUNDS, 0)])
@@ -201,11 +201,11 @@ def test_norms_of_models_trained_apart_are_not_flagged(rounds_alone: int, flags:
     detector = OutlierDetector()
     for k in range(1, 31):
         detector.note_round(k)
-        detector.note(0.01, 0.01, (1.0, 2.0))
+        detector.check(0.01, 0.01, (1.0, 2.0))
     detector.note_round(30 + rounds_alone)
-    detector.note(0.01, 4.5, (1.0, 2.0))
+    detector.check(0.01, 4.5, (1.0, 2.0))
     assert detector.flags == flags
-    detector.note(0.01, 1e25, (1.0, 2.0))
+    detector.check(0.01, 1e25, (1.0, 2.0))
     assert detector.flags == flags + 1
 
 
@@ -213,8 +213,8 @@ def test_norms_are_noted_with_the_own_round() -> None:
     world = World(3)
     lockstep(world, 40)
     node = world.nodes[1]
-    assert node.outlier_detectors["p0"].last_round is not None
-    assert abs(node.state.k - node.outlier_detectors["p0"].last_round) <= 1
+    assert node.outliers.detectors["p0"].last_round is not None
+    assert abs(node.state.k - node.outliers.detectors["p0"].last_round) <= 1
 
 
 def test_huge_numbers_early_in_an_epoch_are_named() -> None:
@@ -230,12 +230,12 @@ def test_huge_numbers_early_in_an_epoch_are_named() -> None:
         node.receive("p0", frame._replace(epoch=epoch, number=number, base=0, acked=0, x=huge))
         node.advance(True, [])
     assert node.state.epoch == 1
-    assert node.outlier_detectors["p0"].flags >= 1
-    assert node.outlier_detectors["p2"].flags == 0
+    assert node.outliers.detectors["p0"].flags >= 1
+    assert node.outliers.detectors["p2"].flags == 0
     node.begin_epoch(2)  # nor are flags
-    assert node.outlier_detectors["p0"].flags >= 1
+    assert node.outliers.detectors["p0"].flags >= 1
     node.relink(node.topology, 2**32)  # only a manifest, which may have removed it, forgives
-    assert node.outlier_detectors == {}
+    assert node.outliers.detectors == {}
 
 
 def test_honest_epochs_flag_nobody() -> None:
@@ -269,10 +269,10 @@ def test_a_neighbour_that_moves_a_model_away_slowly_is_named_once_the_loss_is_ru
                 assert lie is not None
                 world.nodes[i].receive("p3", lie._replace(number=number, x=x))
         lockstep(world, 1, alive=others)
-    for detector in node.outlier_detectors.values():
+    for detector in node.outliers.detectors.values():
         detector.flags = 0  # of what was far above its median
-    node.flag_model_outlier(length)
-    assert {name: detector.flags for name, detector in node.outlier_detectors.items()} == {
+    node.outliers.flag_model_outlier(length)
+    assert {name: detector.flags for name, detector in node.outliers.detectors.items()} == {
         "p0": 0,
         "p3": 1,
     }
@@ -284,9 +284,9 @@ def test_nobody_is_named_if_the_own_steps_ruin_a_model() -> None:
     lockstep(world, 25)
     assert norm(world.nodes[1].state.method.x) > 1e3
     for node in world.nodes:
-        flags = {name: detector.flags for name, detector in node.outlier_detectors.items()}
-        node.flag_model_outlier(length)
-        assert {name: detector.flags for name, detector in node.outlier_detectors.items()} == flags
+        flags = {name: detector.flags for name, detector in node.outliers.detectors.items()}
+        node.outliers.flag_model_outlier(length)
+        assert {name: detector.flags for name, detector in node.outliers.detectors.items()} == flags
 
 
 @pytest.mark.parametrize(
@@ -414,10 +414,10 @@ QUIET = {"nothing": [0.0] * 30, "rounding": [1e-10] * 30, "mostly nothing": ([0.
 def test_norms_do_not_call_the_message_after_a_quiet_time_unusual(past: str) -> None:
     detector = OutlierDetector()
     for value in QUIET[past]:
-        assert detector.note(value, value, (1.0, 1.0)) == []
-    assert detector.note(1.5, 1.5, (1.0, 1.0)) == []
+        assert detector.check(value, value, (1.0, 1.0)) == []
+    assert detector.check(1.5, 1.5, (1.0, 1.0)) == []
     assert detector.flags == 0
-    assert detector.note(1e4, 0.0, (1.0, 1.0)) == ["mass: its norm is 1e+04, " + _times(past)]
+    assert detector.check(1e4, 0.0, (1.0, 1.0)) == ["mass: its norm is 1e+04, " + _times(past)]
     assert detector.flags == 1
 
 
@@ -429,5 +429,5 @@ def test_norms_need_something_to_compare_with() -> None:
     """A client with no gradient yet, whose neighbour has sent nothing yet."""
     detector = OutlierDetector()
     for _ in range(30):
-        detector.note(0.0, 0.0, (0.0, 0.0))
-    assert detector.note(1.0, 1.0, (0.0, 0.0)) == []
+        detector.check(0.0, 0.0, (0.0, 0.0))
+    assert detector.check(1.0, 1.0, (0.0, 0.0)) == []

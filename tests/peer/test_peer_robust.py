@@ -25,12 +25,12 @@ from spodgt.peer.membership import run_folders
 from spodgt.peer.monitoring import metrics_server
 from spodgt.peer.monitoring.console import serve_metrics
 from spodgt.peer.options import Options
+from spodgt.peer.process.journal import Journal
 from spodgt.peer.process.main import Peer
-from spodgt.peer.process.status import Journal
 from spodgt.peer.protocol.audit import local_error
 from spodgt.peer.protocol.epoch_limit import AT_ONCE, STEP
 from spodgt.peer.protocol.outlier_detection import OutlierDetector
-from spodgt.peer.protocol.running_sums import JUMP, Ack, Incarnation, Refused
+from spodgt.peer.protocol.running_sums import MAX_JUMP, Ack, Incarnation, Refused
 from spodgt.peer.storage import state_store
 from spodgt.peer.storage.state_store import StoreFailed
 from spodgt.peer.transport import access_control, connection, wire_format
@@ -40,16 +40,14 @@ from spodgt.peer.transport.grpc_wire import NO_CONNECTION, OPTIONS, SERVICE, pro
 from spodgt.peer.transport.links import Transport
 from tests.peer.failures import make
 from tests.peer.test_peer_node import lockstep
-from tests.peer.test_peer_transport import Server, chunks, context, message, run, who
+from tests.peer.test_peer_transport import Server, chunks, context, message, recorder, run, who
 from tests.peer.world import World
 
 pytestmark = pytest.mark.network
 
 
 def sender(events: list[tuple[str, str]]) -> Transport:
-    return Transport(
-        LocalClient(context("a"), who("a"), lambda *_: None, lambda k, t: events.append((k, t)))
-    )
+    return Transport(LocalClient(context("a"), who("a"), lambda *_: None, recorder(events)))
 
 
 async def until(condition: Any, seconds: float = 20) -> None:
@@ -238,14 +236,14 @@ def test_headers_and_logs_are_bounded(tmp_path: Path) -> None:
     run(work())
     journal = Journal(tmp_path / "log.jsonl", "p0")
     for number in range(400):
-        journal.event("refused", f"p1: {number}" + "x" * 10**6)
+        journal.event("refused", f"{number}" + "x" * 10**6, "p1")
     assert (tmp_path / "log.jsonl").stat().st_size < 1000
     assert journal.counts["refused"] == 400
-    assert sum(len(text) for key in journal.told for text in key) < 1000
+    assert sum(len(text) for key in journal.last_logged for text in key) < 1000
 
 
 def test_the_log_is_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spodgt.peer.process.status._LOG_BYTES", 2000)
+    monkeypatch.setattr("spodgt.peer.process.journal._LOG_BYTES", 2000)
     journal = Journal(tmp_path / "log.jsonl", "p0")
     for number in range(200):
         journal.append({"event": "status", "number": number})
@@ -268,7 +266,7 @@ def test_the_largest_life_is_refused() -> None:
     node = world.nodes[1]
     frame = world.nodes[0].message("p1")
     assert frame is not None
-    for far in (JUMP + 10, 2**61):
+    for far in (MAX_JUMP + 10, 2**61):
         life = Incarnation(far, 3)
         for lying in (
             frame._replace(seen=life),
@@ -312,7 +310,7 @@ def test_few_epochs_of_a_neighbour_are_followed() -> None:
     assert node.state.epoch == AT_ONCE
     assert world.events[-1] == (
         "refused",
-        "p1 p0: epoch 99 is not followed yet: too many have begun within a minute",
+        "p1 p0: epoch 99 is not followed yet, rate limit: too many have begun within a minute",
     )
     assert node.epoch_limiter.ignored == {"p0": 99 - AT_ONCE}
     world.now += 60.0
@@ -347,7 +345,7 @@ def test_what_is_wrong_with_epochs_is_in_the_status_with_its_cure(home: Path) ->
     peer = Peer(home, "p0", Options(durability="process"))
     peer.node.epoch_limiter.ahead["p1"] = 2**15
     peer.node.epoch_limiter.ignored["p2"] = 7
-    told = " ".join(peer.reporter._warnings())
+    told = " ".join(warning.text for warning in peer.reporter._warnings())
     assert (
         "p1 is 32768 epochs ahead, 64 of them are followed at a time: any spodgt peer set or remove"
         in told
@@ -360,7 +358,7 @@ def test_a_loss_that_is_not_finite_is_named_and_the_status_is_json(home: Path) -
     peer = Peer(home, "p0", Options(durability="process", report_every=0.0))
     peer.reporter.report()
     assert not [each for each in peer.reporter.status.warnings if each.startswith("loss")]
-    peer.node.outlier_detectors["p1"] = OutlierDetector(mass=float("inf"), distance=float("inf"))
+    peer.node.outliers.detectors["p1"] = OutlierDetector(mass=float("inf"), distance=float("inf"))
     peer.transport.into["p1"] = Traffic(state="up")
     state = peer.node.state
     peer.node.state = state._replace(k=9, method=state.method._replace(x=state.method.x + 1e30))
@@ -560,13 +558,13 @@ def test_a_status_that_cannot_be_written_ends_nothing(home: Path) -> None:
 
 def test_a_client_whose_gradients_are_nan_names_it_and_ends_with_a_sentence(home: Path) -> None:
     peer = Peer(home, "p0", Options(durability="process", rounds=100, report_every=0.0))
-    good, seen = peer.node.gradient, []
+    good, seen = peer.node.method_step.gradient, []
 
     def grad(x: torch.Tensor, k: int) -> torch.Tensor:
         seen.append(json.loads((home / "status.json").read_text())["warnings"] if k > 40 else [])
         return torch.full_like(x, torch.nan) if k >= 40 else good(x, k)
 
-    peer.node.gradient = grad
+    peer.node.method_step.gradient = grad
     with pytest.raises(Failed, match="10 gradients in a row were not finite, the last in round 49"):
         peer.run()
     assert seen[-1] == ["gradients that were not finite, and not used: 9"]
@@ -606,7 +604,7 @@ def test_a_silent_neighbour_is_named_and_dropped_if_that_is_wanted(home: Path) -
     peer.rounds._report()
     assert node.state.epoch == peer.membership.manifest.epoch + 1
     assert "p1: silent for 45 s; epoch" in next(
-        t for _, kind, t in peer.journal.recent if kind == "epoch"
+        t for _, kind, t, _ in peer.journal.recent if kind == "epoch"
     )
     peer.transport.loop.close()
     peer.store.close()
@@ -625,7 +623,7 @@ def test_a_state_whose_numbers_contradict_each_other_is_not_taken(home: Path) ->
     assert peer.node.state.k == 6
     assert local_error(peer.node.state) <= 1e-12
     assert "its local audit is" in next(
-        text for _, kind, text in peer.journal.recent if kind == "damaged"
+        text for _, kind, text, _ in peer.journal.recent if kind == "damaged"
     )
     peer.store.close()
 
@@ -634,7 +632,7 @@ def test_flags_of_a_neighbour_end_after_some_time(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer = Peer(home, "p0", Options(durability="process", report_every=0.0, evaluate_every=0.0))
-    detector = peer.node.outlier_detectors["p1"] = OutlierDetector(
+    detector = peer.node.outliers.detectors["p1"] = OutlierDetector(
         flags=1, far=1e9
     )  # it has sent something huge
     for _ in range(3):

@@ -524,7 +524,11 @@ def test_schedules_and_layers_travel_in_the_manifest(
         peer = Peer(home, "p0", Options(durability="process", rounds=rounds))
         peer.run()
     assert peer.node.state.k == 21
-    assert set(peer.node.state.more) == set(peer.node.algorithm.traits.state) - {"x", "y", "g"}
+    assert set(peer.node.state.more) == set(peer.node.method_step.algorithm.traits.state) - {
+        "x",
+        "y",
+        "g",
+    }
 
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import grpc
 import pytest
 import torch
 
+from spodgt.peer.host.events import Notify, describe
 from spodgt.peer.membership import certificates
 from spodgt.peer.membership.certificates import Identity
 from spodgt.peer.protocol.running_sums import Ack, Incarnation, Message
@@ -46,6 +47,15 @@ def message(
     return made._replace(**changes)
 
 
+def recorder(events: list[tuple[str, str]]) -> Notify:
+    """Appends the kind and the whole text of each event."""
+
+    def notify(kind: str, text: str, subject: str = "") -> None:
+        events.append((kind, describe(text, subject)))
+
+    return notify
+
+
 class Server:
     """Client b, which only listens; link a → b is in its manifest."""
 
@@ -57,7 +67,7 @@ class Server:
                 context("b", n),
                 person or who("b"),
                 lambda s, f: self.heard.append((s, f)),
-                lambda k, t: self.events.append((k, t)),
+                recorder(self.events),
             )
         )
 
@@ -408,7 +418,7 @@ def test_the_receiver_dials_and_the_sender_needs_no_way_to_it() -> None:
         sender.send_latest("b", message(1))
         await asyncio.sleep(0.1)
         assert "b dials, and has not come yet" in sender.out["b"].traffic.why
-        tell = lambda k, t: events.append((k, t))  # noqa: E731
+        tell = recorder(events)
         receiver = Transport(
             LocalClient(context("b"), who("b"), lambda s, f: heard.append((s, f)), tell)
         )
@@ -508,9 +518,7 @@ def test_versions_too_far_apart_are_refused_and_named() -> None:
     async def work() -> None:
         events: list[tuple[str, str]] = []
         new = replace(context("b"), protocols=(3, 4), version="0.3")
-        receiver = Transport(
-            LocalClient(new, who("b"), lambda *_: None, lambda k, t: events.append((k, t)))
-        )
+        receiver = Transport(LocalClient(new, who("b"), lambda *_: None, recorder(events)))
         port = await receiver.start("127.0.0.1:0", {}, {"a": ""})
         sender = Transport(LocalClient(context("a"), who("a"), lambda *_: None, lambda *_: None))
         await sender.start("", {"b": f"127.0.0.1:{port}"}, {})

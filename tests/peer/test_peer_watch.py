@@ -37,8 +37,9 @@ from spodgt.peer.monitoring.watch import (
     link_states,
 )
 from spodgt.peer.options import Deployment, Options
+from spodgt.peer.process.journal import Journal
 from spodgt.peer.process.main import Peer
-from spodgt.peer.process.status import Journal, Status
+from spodgt.peer.process.status import Status
 from spodgt.peer.transport import wire_format
 from spodgt.peer.transport.connection import LocalClient
 from spodgt.peer.transport.links import Transport

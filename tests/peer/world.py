@@ -10,6 +10,7 @@ import torch
 
 import spodgt
 from spodgt.network import Network
+from spodgt.peer.host.events import describe
 from spodgt.peer.protocol.audit import Audit, audit
 from spodgt.peer.protocol.client_state import Member, initial_state, meta_of, state_from, vectors_of
 from spodgt.peer.protocol.epoch_limit import EpochRateLimiter
@@ -94,7 +95,10 @@ class World:
             state = state_from(store.vectors, store.meta)
             incarnation = Incarnation(store.meta["incarnation"] + 1, self.starts)
         store.commit(vectors_of(state), meta_of(state, incarnation))
-        notify = lambda kind, text: self.events.append((kind, f"p{i} {text}"))  # noqa: E731
+
+        def notify(kind: str, text: str, subject: str = "") -> None:
+            self.events.append((kind, f"p{i} {describe(text, subject)}"))
+
         node = self.kind(
             self.algorithm,
             self.gradient(i),

@@ -20,9 +20,10 @@ from spodgt.peer.membership import certificates
 from spodgt.peer.membership.certificates import OBSERVER, Identity
 from spodgt.peer.membership.manifest import RESETS, SCRIPT, Manifest
 from spodgt.peer.options import Options
+from spodgt.peer.process.journal import Journal
 from spodgt.peer.process.main import check_state
 from spodgt.peer.process.membership import Membership
-from spodgt.peer.process.status import Journal, Reporter
+from spodgt.peer.process.status import Reporter
 from spodgt.peer.protocol import client_state
 from spodgt.peer.protocol.client_state import State, state_from
 from spodgt.peer.protocol.epoch_limit import EpochRateLimiter
@@ -212,7 +213,7 @@ class Connection:
     def submit(self, block: Block) -> None:
         """Hand a block over to the exchange; waits while the one before is being written."""
         self.handover.submit(block)
-        self.node.frame_arrived.set()
+        self.node.inbox.arrived.set()
 
     def wait_for_news(self) -> None:
         """Wait for a message if there has been none for too many blocks."""
@@ -226,14 +227,14 @@ class Connection:
         handover.wait_until(lambda: handover.block is None)
         handover.is_ending = True
         handover.is_waiting = True  # what arrives is committed at once
-        self.node.frame_arrived.set()
+        self.node.inbox.arrived.set()
         node = self.node
         handover.wait_until(lambda: node.has_ended and node.is_end_acknowledged(), seconds)
 
     def close(self) -> None:
         """End both threads and release the folder."""
         self.handover.is_stopped = True
-        self.node.frame_arrived.set()
+        self.node.inbox.arrived.set()
         worker = getattr(self, "_worker", None)
         if worker is not None:
             worker.join()
@@ -255,12 +256,8 @@ class Connection:
         """Status and latest events as JSON, for members and observers."""
         if name != OBSERVER and name not in self.membership.manifest.names:
             return None
-        events = [
-            {"time": at, "event": kind, "text": text}
-            for at, kind, text in list(self.journal.recent)
-        ]
         status = self.reporter.status.to_dict(self.host.clock.wall())
-        return json.dumps({"status": status, "events": events}).encode()
+        return json.dumps({"status": status, "events": self.journal.recent_rows()}).encode()
 
 
 def initial_state(x: Tensor, dtype: torch.dtype) -> State:

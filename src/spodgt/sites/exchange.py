@@ -80,8 +80,8 @@ class Exchange:
         try:
             self.sender.send()
             while not self.handover.is_stopped:
-                self.node.frame_arrived.wait(_WAIT)
-                self.node.frame_arrived.clear()
+                self.node.inbox.arrived.wait(_WAIT)
+                self.node.inbox.arrived.clear()
                 self.step()
         except BaseException as error:
             self.handover.fail(error)
@@ -92,7 +92,7 @@ class Exchange:
             return
         node = self.node
         handover = self.handover
-        has_frames = bool(node.inbox or node.acks)
+        has_frames = bool(node.inbox)
         if has_frames:
             self._receive()
         block = handover.block

@@ -89,8 +89,8 @@ class PeerProcess:
             self.files.close()
             raise
         cluster.checks.watch(self.peer, is_clone)
-        self.honest_gradient = self.peer.node.gradient
-        self.peer.node.gradient = self._gradient
+        self.honest_gradient = self.peer.node.method_step.gradient
+        self.peer.node.method_step.gradient = self._gradient
         if host.chaos:
             receive = Chaos(self.peer.node.receive, **host.chaos, seed=cluster.random.random())
             self.peer.transport.local = replace(self.peer.transport.local, receive=receive)

@@ -17,8 +17,18 @@ from torch import Tensor
 
 from spodgt.peer.process.membership import Membership
 from spodgt.peer.process.round_loop import RoundLoop
-from spodgt.peer.protocol import client_state, node, running_sums
-from spodgt.peer.protocol.running_sums import Ack, InLink, Message, MessageEffect, OutLink
+from spodgt.peer.protocol import client_state, running_sums
+from spodgt.peer.protocol.frame_processing import FrameProcessor
+from spodgt.peer.protocol.running_sums import (
+    Ack,
+    FrameAge,
+    InLink,
+    Message,
+    MessageEffect,
+    NewerEpoch,
+    OutLink,
+    RolledBack,
+)
 from spodgt.peer.storage import state_store
 from spodgt.peer.storage.state_store import DiskStateStore, StoreFailed
 from spodgt.peer.transport import streams
@@ -60,17 +70,19 @@ def rebase_without_z(link: OutLink) -> tuple[OutLink, Tensor] | None:
 _take = running_sums.apply_message
 
 
-def take_old(link: InLink, message: Message) -> MessageEffect:
+def take_old(link: InLink, message: Message) -> MessageEffect | RolledBack:
     if message.number < link.number and message.base == link.base:
         mass = message.total.double() - link.total
         return MessageEffect(replace(link, number=message.number, total=message.total), mass, None)
     return _take(link, message)
 
 
-def believe_own_disk(own: running_sums.Incarnation, epoch: int, frame: Message | Ack) -> bool:
+def believe_own_disk(
+    own: running_sums.Incarnation, epoch: int, frame: Message | Ack
+) -> FrameAge | NewerEpoch:
     if frame.epoch > epoch:
-        raise running_sums.NewerEpoch(frame)
-    return frame.epoch == epoch
+        return NewerEpoch(frame.epoch)
+    return FrameAge.CURRENT if frame.epoch == epoch else FrameAge.EARLIER
 
 
 _epoch_start_state = client_state.epoch_start_state
@@ -162,13 +174,15 @@ async def connect_once(self: streams.LinkDialer) -> None:
     await asyncio.Event().wait()
 
 
-_is_current_epoch = node.Node._is_current_epoch
+_check_epoch = FrameProcessor._check_epoch
 
 
-def deaf_to_epochs(self: node.Node, name: str, frame: Message | Ack) -> bool:
-    if self.state.epoch < frame.epoch <= self.last_epoch:
-        return False
-    return _is_current_epoch(self, name, frame)
+def deaf_to_epochs(
+    self: FrameProcessor, name: str, frame: Message | Ack
+) -> FrameAge | NewerEpoch | RolledBack:
+    if self.node.state.epoch < frame.epoch <= self.node.last_epoch:
+        return FrameAge.EARLIER
+    return _check_epoch(self, name, frame)
 
 
 def adopt_any(self: Membership) -> Any:
@@ -208,7 +222,7 @@ MUTANTS: dict[str, Mutant] = {
     "go on with a full disk": Mutant(DiskStateStore, "commit", ignore_full_disk),
     "keep one record": Mutant(DiskStateStore, "_write_record", one_record),
     "connect once": Mutant(streams.LinkDialer, "_run", connect_once),
-    "do not follow epochs": Mutant(node.Node, "_is_current_epoch", deaf_to_epochs),
+    "do not follow epochs": Mutant(FrameProcessor, "_check_epoch", deaf_to_epochs),
     "accept an older manifest": Mutant(Membership, "adopt", adopt_any),
     "ask nobody for a manifest": Mutant(Membership, "request_manifest", ask_nobody),
 }

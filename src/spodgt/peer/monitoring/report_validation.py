@@ -70,7 +70,9 @@ def check_events(value: object) -> list[Json]:
         if at is None:
             raise ValueError("time of an event must be a number")
         text = _text(event.get("text", ""), "text")
-        found.append({"time": at, "event": _text(event.get("event"), "event"), "text": text})
+        kind = _text(event.get("event"), "event")
+        subject = _text(event.get("subject", ""), "subject")
+        found.append({"time": at, "event": kind, "text": text, "subject": subject})
     return found
 
 

@@ -25,10 +25,11 @@ from spodgt.peer.host.interfaces import Host
 from spodgt.peer.membership.certificates import OBSERVER, Identity
 from spodgt.peer.membership.manifest import RESETS
 from spodgt.peer.options import Options
+from spodgt.peer.process.journal import Journal
 from spodgt.peer.process.local_problem import LocalProblem
 from spodgt.peer.process.membership import Membership
 from spodgt.peer.process.round_loop import RoundLoop
-from spodgt.peer.process.status import SUSPECT, Journal, Reporter
+from spodgt.peer.process.status import SUSPECT, Reporter
 from spodgt.peer.protocol.audit import local_error
 from spodgt.peer.protocol.client_state import initial_state, state_from
 from spodgt.peer.protocol.epoch_limit import EpochRateLimiter
@@ -105,12 +106,8 @@ class Peer:
         """The status and the latest events, for members and observers."""
         if name != OBSERVER and name not in self.membership.manifest.names:
             return None
-        events = [
-            {"time": at, "event": kind, "text": text}
-            for at, kind, text in list(self.journal.recent)
-        ]
         status = self.reporter.status.to_dict(self.host.clock.wall())
-        return json.dumps({"status": status, "events": events}).encode()
+        return json.dumps({"status": status, "events": self.journal.recent_rows()}).encode()
 
     def run(self, view: Callable[[], None] = lambda: None) -> None:
         """Run in this process until the rounds are done, or SIGTERM or SIGINT ends them cleanly.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from spodgt.algorithms.base import Algorithm, TrackingState
 from spodgt.errors import InvalidInput, SpodgtError
 from spodgt.peer.host.clock import SYSTEM_CLOCK, Clock
+from spodgt.peer.host.events import Notify
 from spodgt.peer.host.interfaces import Host
 from spodgt.peer.membership import certificates
 from spodgt.peer.membership.certificates import Identity
@@ -62,9 +62,7 @@ class Terms(NamedTuple):
 class Membership:
     """The terms in force, and newer ones once they are known: from the folder or from a neighbour."""
 
-    def __init__(
-        self, folder: Path, own: Identity, notify: Callable[[str, str], None], host: Host
-    ) -> None:
+    def __init__(self, folder: Path, own: Identity, notify: Notify, host: Host) -> None:
         self.folder = folder
         self.identity = own
         self.notify = notify
@@ -202,7 +200,7 @@ class Membership:
                 )
                 self._consider(SignedManifest.verify(file, self.identity.authority))
         except Exception as error:  # the neighbour's next frame asks again
-            self.notify("failed", f"the manifest of {neighbour} cannot be had: {error}"[:300])
+            self.notify("failed", f"its manifest cannot be fetched: {error}"[:300], neighbour)
         await asyncio.sleep(_PAUSE)
 
     def _consider(self, newer: SignedManifest) -> None:
@@ -214,9 +212,8 @@ class Membership:
             and newer.file != self.terms.signed.file
         ):
             cure = "two were made from one version; make the next with spodgt peer set"
-            self.notify(
-                "refused", f"manifest: another one of version {ours.version} is in force; {cure}"
-            )
+            text = f"another one of version {ours.version} is in force; {cure}"
+            self.notify("refused", text, "manifest")
         if theirs.run != ours.run or theirs.version <= ours.version:
             return
         pending = self.update
@@ -229,9 +226,9 @@ class Membership:
             )
             return
         if why := why_incompatible(ours, theirs):
-            self.notify("refused", f"{version}: {why}")
+            self.notify("refused", why, version)
             return
         try:
             self.update = Terms.of(newer, name, self.terms, self.host.clock)
         except SpodgtError as error:
-            self.notify("refused", f"{version}: {error}")
+            self.notify("refused", str(error), version)

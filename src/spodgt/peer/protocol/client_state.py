@@ -14,7 +14,7 @@ from spodgt.algorithms.base import State as MethodState
 from spodgt.algorithms.deprecated import OldRoundNames
 from spodgt.errors import Incompatible
 from spodgt.peer.protocol.epoch_topology import EpochRole
-from spodgt.peer.protocol.running_sums import BOUND, Incarnation, InLink, OutLink
+from spodgt.peer.protocol.running_sums import MAX_NUMBER, Incarnation, InLink, OutLink
 from spodgt.tensors import is_finite
 
 Gradient = Callable[[Tensor, int], Tensor]  # (x as (1, columns) float32, round) -> (1, n) gradient
@@ -253,7 +253,7 @@ def state_from(vectors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> State:
     ]
     ends: list[OutLink | InLink] = [*out.values(), *into.values()]
     numbers += [number for end in ends for number in (end.number, end.base, end.seen.number)]
-    if not all(isinstance(number, int) and 0 <= number < BOUND for number in numbers):
+    if not all(isinstance(number, int) and 0 <= number < MAX_NUMBER for number in numbers):
         raise ValueError(f"its numbers {numbers} are not between 0 and 2^62")
     more = {name: vectors[f"more:{name}"][None] for name in meta.get("more", ())}
     private = vectors["private"][None] if "private" in vectors else torch.empty(1, 0)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from spodgt.peer.host.events import Notify
 from spodgt.peer.host.fault_injection import Receive
 from spodgt.peer.host.interfaces import Ended, Headers, Host, Rejected, Wire, WireError
 from spodgt.peer.host.text import printable
@@ -43,7 +43,7 @@ class LocalClient:
     context: wire_format.Context
     identity: Identity
     receive: Receive  # takes what arrives
-    notify: Callable[[str, str], None]  # takes events: kind, text
+    notify: Notify
     host: Host = field(default_factory=system_host)
 
     @property

@@ -223,7 +223,7 @@ class Transport:
                 await serve(name, call, protocol)
         except Refused as error:
             why = str(error)[:TEXT]
-            self.local.notify("refused", f"{name}: {why}")
+            self.local.notify("refused", why, name)
             raise Refused(why) from None
 
     @contextlib.contextmanager
@@ -234,8 +234,7 @@ class Transport:
         stop = task.cancel
 
         def end() -> None:
-            why = f"{name}: a certificate of this stream has ended, and so does it"
-            self.local.notify("certificate", why)
+            self.local.notify("certificate", "a certificate of this stream has expired", name)
             stop()
 
         now = self.local.host.clock.wall()

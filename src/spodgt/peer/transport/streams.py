@@ -107,7 +107,7 @@ class LinkDialer(ABC):
         if self.closed:
             return
         why = "cancelled" if task.cancelled() else repr(task.exception())
-        self.local.notify("failed", f"{self.link}: {why}")
+        self.local.notify("failed", why, self.link)
         self.task.get_loop().call_later(_BACKOFF[1], self._begin)
 
     def close(self) -> None:
@@ -128,7 +128,7 @@ class LinkDialer(ABC):
         self.traffic.why = printable(why[:TEXT])  # it may hold what the other end has written
         if self.traffic.state != "down":
             self.traffic.state = "down"
-            self.local.notify("link down", f"{self.link}: {why}")
+            self.local.notify("link down", why, self.link)
 
     async def _attempt(self) -> str:
         """Connect and talk until it breaks; returns why, whatever it was that broke."""
@@ -140,7 +140,7 @@ class LinkDialer(ABC):
             attempt.cancel()
         error = None if attempt.cancelled() else attempt.exception()
         if isinstance(error, Refused):
-            self.local.notify("refused", f"{self.name}: {error}"[:TEXT])
+            self.local.notify("refused", str(error)[:TEXT], self.name)
             return str(error)[:TEXT]
         try:
             return await self.local.cause(error, self.address, self.name)
@@ -309,14 +309,14 @@ class OutStream(LinkDialer):
             self.awaiting_since = 0.0
             if self.traffic.state != "up":
                 self.traffic.state, self.traffic.why = "up", ""
-                self.local.notify("link up", f"{self.local.context.name} → {self.name}")
+                self.local.notify("link up", self.link)
             self.traffic.last_received = self.local.now
             if not data:
                 continue
             try:
                 ack = wire_format.unpack_ack(self.local.context, data)
             except Refused as error:
-                self.local.notify("refused", f"{self.name}: {error}")
+                self.local.notify("refused", str(error), self.name)
                 continue
             self.in_flight = 0
             self.wake.set()  # what became newest under a full window can leave

@@ -19,7 +19,14 @@ import torch
 from google.protobuf.message import DecodeError
 
 from spodgt.algorithms.compose.codecs import Int8Codec, Int8Intervals
-from spodgt.peer.protocol.running_sums import BOUND, NO_ROOT, Ack, Incarnation, Message, Refused
+from spodgt.peer.protocol.running_sums import (
+    MAX_NUMBER,
+    NO_ROOT,
+    Ack,
+    Incarnation,
+    Message,
+    Refused,
+)
 from spodgt.peer.transport import wire_pb2 as pb
 
 PROTOCOLS = (1, 2)  # that this program speaks; the ends of a stream use the highest that both do
@@ -255,7 +262,7 @@ def pack_ack(context: Context, ack: Ack) -> bytes:
 
 
 def _check_numbers(*numbers: int) -> None:
-    if max(numbers) >= BOUND:
+    if max(numbers) >= MAX_NUMBER:
         raise Refused(f"the numbers {', '.join(map(str, numbers))} must be below 2^62")
 
 
