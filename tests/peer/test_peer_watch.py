@@ -27,15 +27,10 @@ from spodgt.peer.membership import certificates, manifest_changes, run_folders
 from spodgt.peer.membership.certificates import Identity
 from spodgt.peer.membership.run_folders import create
 from spodgt.peer.monitoring.console import JsonLines, serve_metrics
+from spodgt.peer.monitoring.findings import FirstFlag, find_problems, first_flags, link_states
 from spodgt.peer.monitoring.report_validation import check_events, check_status
-from spodgt.peer.monitoring.watch import (
-    FirstFlag,
-    WatchedRun,
-    WatchServer,
-    find_problems,
-    first_named,
-    link_states,
-)
+from spodgt.peer.monitoring.watch_server import WatchServer
+from spodgt.peer.monitoring.watched_run import WatchedRun
 from spodgt.peer.options import Deployment, Options
 from spodgt.peer.process.journal import Journal
 from spodgt.peer.process.main import Peer
@@ -116,7 +111,7 @@ def test_a_client_that_does_not_report_is_silent_and_its_neighbours_are_not_blam
     (only,) = find_problems(rows, ages, None, {})
     assert (only.level, only.client, only.kind) == ("bad", "p3", "silent")
     assert only.text.startswith(
-        "p3 is silent: no report for 42 s; p0, p4 hear nothing from it; the others'"
+        "p3 is silent: no report for 42 s; p0, p4 receive nothing from it; the others'"
     )
 
 
@@ -144,15 +139,16 @@ def test_who_was_named_first_sends_huge_numbers() -> None:
         ("warn", "p2", "infected"),
     ]
     said = (
-        "p1 sends huge numbers, say p2, p3 (model: 1e9 times the median): spodgt peer quarantine p1"
+        "p1 sends huge numbers according to p2, p3 (model: 1e9 times the median): "
+        "spodgt peer quarantine p1"
     )
     assert found[0].text == said
     told = [
-        {"time": 5.0, "event": "suspicious", "text": "p1: later"},
+        {"time": 5.0, "event": "suspicious", "text": "p1: later", "subject": "p1"},
         {"time": 2.0, "event": "link up"},
     ]
-    told.append({"time": 4.0, "event": "suspicious", "text": "p1: sooner"})
-    assert first_named(told) == {"p1": FirstFlag(4.0, "sooner")}
+    told.append({"time": 4.0, "event": "suspicious", "text": "p1: sooner", "subject": "p1"})
+    assert first_flags(told) == {"p1": FirstFlag(4.0, "sooner")}
 
 
 def test_one_report_is_not_enough_to_advise_a_quarantine() -> None:
@@ -168,7 +164,7 @@ def test_one_report_is_not_enough_to_advise_a_quarantine() -> None:
     )
     (huge,) = [each for each in find_problems(rows, ages, None, first) if each.client == "p1"]
     assert huge.level == "bad"
-    assert "look at both, nobody else hears it" in huge.text
+    assert "look at both, it has no other receiver" in huge.text
 
 
 def test_all_models_that_diverged_are_named() -> None:
@@ -280,7 +276,7 @@ def run(tmp_path: Path) -> Path:
         body = row(name, neighbours=near, time=now, loss=1e300 if name == "p0" else 0.3)
         (home / "status.json").write_text(json.dumps(body))
         text = "p1: model: its distance from ours is 1e+22, 1e+24 times the median"
-        told = {"time": now - 5, "event": "suspicious", "text": text}
+        told = {"time": now - 5, "event": "suspicious", "text": text, "subject": "p1"}
         lines = [json.dumps(told), '{"time": 1, "event": "status"}', '{"half', "7"]
         (home / "log.jsonl").write_text("\n".join(lines))
     os.utime(run / "p3" / "status.json", (now - 60, now - 60))
@@ -412,7 +408,7 @@ def test_members_that_are_not_watched_are_named(run: Path) -> None:
 def test_a_report_that_is_too_large_or_too_slow_delays_no_other(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spodgt.peer.monitoring.watch.SECONDS", 0.5)
+    monkeypatch.setattr("spodgt.peer.monitoring.watched_run.SECONDS", 0.5)
     asked = []
 
     async def answer(what: str, own: Any, address: str, name: str, limit: int) -> bytes:
@@ -421,7 +417,7 @@ def test_a_report_that_is_too_large_or_too_slow_delays_no_other(
             await asyncio.sleep(3600)
         return json.dumps({"status": row(name), "events": [] if name != "p1" else 7}).encode()
 
-    monkeypatch.setattr("spodgt.peer.monitoring.watch.fetch", answer)
+    monkeypatch.setattr("spodgt.peer.monitoring.watched_run.fetch", answer)
     for name in NAMES:
         shutil.rmtree(run / name)
     watched = WatchedRun([str(run)])

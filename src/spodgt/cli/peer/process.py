@@ -143,7 +143,8 @@ def peer_watch(
 ) -> None:
     """Serve a local web page of all clients: silent clients, outliers and training progress."""
     with peer_extra():
-        from spodgt.peer.monitoring.watch import WatchedRun, WatchServer
+        from spodgt.peer.monitoring.watch_server import WatchServer
+        from spodgt.peer.monitoring.watched_run import WatchedRun
     if not every > 0:
         raise InvalidInput(f"--every must be above 0, got {every}; use 2.")
     page = WatchServer(WatchedRun(sources, identity), bind, port, every)
