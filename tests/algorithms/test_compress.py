@@ -230,12 +230,12 @@ def test_bytes_are_counted_and_drawn(tmp_path: Path) -> None:
         method("spod-gt-memory", compress=kind) for kind in (None, "int8", "top-k", "rand-k")
     ]
     result = spodgt.compare(methods, problem, network, Bernoulli(0.6, 0.6), rounds=30, seeds=[0, 1])
-    last = result.frame.groupby(["algorithm", "seed"])["bytes"].last()
-    table = result.participation.groupby(["algorithm", "seed"])["bytes"].sum()
+    last = result.frame.groupby(["method", "seed"])["bytes"].last()
+    table = result.participation.groupby(["method", "seed"])["bytes"].sum()
     pd.testing.assert_series_equal(last, table.astype(last.dtype), check_names=False)
-    assert (result.frame.groupby(["algorithm", "seed"])["bytes"].diff().dropna() >= 0).all()
+    assert (result.frame.groupby(["method", "seed"])["bytes"].diff().dropna() >= 0).all()
     assert (result.frame[result.frame["round"] == 0]["bytes"] == 0).all()
-    size = last.groupby("algorithm").sum() / last["spod-gt-memory"].sum()
+    size = last.groupby("method").sum() / last["spod-gt-memory"].sum()
     assert size["spod-gt-memory+int8"] <= 0.27
     assert size["spod-gt-memory+rand-k"] == pytest.approx(0.05)
     assert size["spod-gt-memory+top-k"] == pytest.approx((32 * 8 + 32 * 4) / (640 * 8))

@@ -358,7 +358,7 @@ def test_the_root_is_named_in_the_tables_and_the_report(tmp_path: Path) -> None:
     )
     roots = result.participation[result.participation["root"]]
     root = routing(make_run(method("relay"), problem, network, half, seed=2)).roots[0]
-    assert roots[["algorithm", "seed", "kind", "receiver"]].values.tolist() == [
+    assert roots[["method", "seed", "kind", "receiver"]].values.tolist() == [
         ["relay", 2, "client", root]
     ]
     named = f"relay has a root, through which everything passes: client {root} (seed 2)."

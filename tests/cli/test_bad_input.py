@@ -241,7 +241,7 @@ CONFIGS: dict[str, tuple[str, str]] = {
     "unknown field": (
         "[run]\nmethods = [{ name = 'spod-gt', lr = 0.1 }]",
         "lr=0.1 is not a field of spod-gt; its fields are step_size, local_steps, compress, weights, "
-        "clip_tracker, adam, weight_decay, momentum, l2, clip_gradient, running_mean.",
+        "clip_tracker, adam, optimizer, weight_decay, momentum, l2, clip_gradient, running_mean.",
     ),
     "method twice": (
         "[run]\nmethods = ['spod-gt', 'spod-gt']",
@@ -726,7 +726,7 @@ CALLS: dict[str, tuple[Any, str]] = {
     "unknown field": (
         lambda: spodgt.method("k-gt", K=3),
         "K=3 is not a field of k-gt; its fields are step_size, local_steps, server_step, compress, weights, "
-        "clip_tracker, adam, weight_decay, momentum, l2, clip_gradient, running_mean.",
+        "clip_tracker, adam, optimizer, weight_decay, momentum, l2, clip_gradient, running_mean.",
     ),
     "method for two-way links": (
         lambda: train("extra"),

@@ -74,6 +74,7 @@ def row(name: str, **changes: Any) -> dict[str, Any]:
     more = {
         "audit": 3e-16,
         "waiting": False,
+        "has_ended": False,
         "days_left": 29.5,
         "time": time.time(),
         "neighbours": ends,
@@ -120,6 +121,31 @@ def test_a_client_whose_neighbours_hear_nothing_is_silent_though_it_reports() ->
     see(rows, "p4", "p3", state="down", silent=41.0)
     assert kinds(rows, ages, None, {}) == [("warn", "p3", "link")]
     see(rows, "p0", "p3", state="down", silent=None)
+    assert kinds(rows, ages, None, {}) == [("bad", "p3", "silent")]
+
+
+def test_a_client_that_has_made_all_its_rounds_is_not_silent() -> None:
+    rows, ages = world(p3={"has_ended": True})
+    ages["p3"] = 42.0
+    for name in ("p4", "p0"):
+        see(rows, name, "p3", state="down", silent=41.0, has_ended=True)
+    assert find_problems(rows, ages, None, {}) == []
+    # its last report was not received: most of its neighbours must report its end
+    rows["p3"]["has_ended"] = False
+    for name in ("p1", "p2"):
+        see(rows, name, "p3", way="to", has_ended=True)
+    assert find_problems(rows, ages, None, {}) == []
+    for name in ("p1", "p2", "p4"):
+        for neighbour in rows[name]["neighbours"]:
+            neighbour["has_ended"] = False
+    assert ("bad", "p3", "silent") in kinds(rows, ages, None, {})
+
+
+def test_a_client_that_ended_before_the_newest_manifest_is_silent() -> None:
+    rows, ages = world(p3={"has_ended": True})
+    ages["p3"] = 42.0
+    for name in ("p0", "p1", "p2", "p4"):
+        rows[name]["version"] = 2
     assert kinds(rows, ages, None, {}) == [("bad", "p3", "silent")]
 
 

@@ -386,7 +386,7 @@ def test_seconds_and_bytes_are_recorded(tmp_path: Path) -> None:
     result = compared(out=tmp_path / "run", dtype=torch.float64)
     frame = result.frame
     assert frame["seconds"].max() == pytest.approx(6.0, abs=0.2)
-    last = frame.groupby(["algorithm", "seed"], sort=False).tail(1)
+    last = frame.groupby(["method", "seed"], sort=False).tail(1)
     assert last["bytes"].sum() == result.participation["bytes"].sum()
     assert frame["tracking"].dropna().max() < 1e-12
     again = Record.read(tmp_path / "run")

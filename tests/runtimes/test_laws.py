@@ -272,7 +272,7 @@ def test_a_batch_is_its_runs_one_by_one(name: str, seed: int, by_delay: bool) ->
         alone = spodgt.train(chosen, problem, recipe, participation, seeds=[one], **options)
         rows = batch.frame[batch.frame["seed"] == one].reset_index(drop=True)
         lengths.add(len(rows))
-        for column in rows.columns.drop("algorithm"):
+        for column in rows.columns.drop("method"):
             np.testing.assert_allclose(
                 rows[column], alone.frame[column], rtol=1e-12, atol=1e-11, err_msg=column
             )
@@ -297,8 +297,8 @@ def test_a_batch_of_learning_runs_is_its_runs_one_by_one() -> None:
         ).frame
         rows = batch.frame[batch.frame["seed"] == seed].reset_index(drop=True)
         np.testing.assert_allclose(
-            rows.drop(columns="algorithm").to_numpy(float),
-            alone.drop(columns="algorithm").to_numpy(float),
+            rows.drop(columns="method").to_numpy(float),
+            alone.drop(columns="method").to_numpy(float),
             rtol=1e-9,
             atol=1e-11,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from random import Random
@@ -10,8 +11,10 @@ from random import Random
 import pytest
 
 from spodgt.peer.membership.manifest_changes import apply_change
+from spodgt.peer.monitoring.findings import find_problems
+from spodgt.peer.monitoring.report_validation import check_status
 from spodgt.peer.options import Change
-from tests.peer.simulation.cluster import Cluster
+from tests.peer.simulation.cluster import FOLDER, Cluster
 from tests.peer.simulation.plan import Setup
 from tests.peer.simulation.simulator import quiet
 from tests.peer.simulation.virtual import VirtualLoop
@@ -52,6 +55,16 @@ def run_to_the_end(cluster: Cluster) -> None:
     raise AssertionError("some peers have not ended")
 
 
+def silent_clients(cluster: Cluster) -> list[str]:
+    """The clients that a watch page calls silent, a minute after the last report of each."""
+    reports = {}
+    for name, host in cluster.hosts.items():
+        text = host.disk.inodes[FOLDER / "status.json"].content
+        reports[name] = check_status(json.loads(text))
+    findings = find_problems(reports, dict.fromkeys(reports, 60.0), cluster.manifest, {})
+    return [finding.client for finding in findings if finding.kind == "silent"]
+
+
 def rounds(cluster: Cluster) -> set[int]:
     return {state.k - 1 for state in cluster.checks.states.values()}
 
@@ -62,6 +75,7 @@ def test_peers_end_by_themselves_and_none_waits_for_one_that_has_ended(method: s
         run_to_the_end(cluster)
         assert rounds(cluster) == {ROUNDS}
         cluster.checks.check_all()
+        assert silent_clients(cluster) == []
 
 
 @pytest.mark.parametrize("method", ["spod-gt-memory", "relay"])

@@ -1,12 +1,13 @@
 """Findings on the page of `spodgt peer watch`: what is wrong in a run, and which client is the cause.
 
-A client is judged by its own report and by those of its neighbours. Reports are tables as in status.json, after
-`report_validation`.
+A client is judged by its own report and by those of its neighbours. Reports are tables as in status.json,
+after `report_validation`.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -81,7 +82,7 @@ def find_problems(
     findings: list[Finding] = []
     for name, report in fresh.items():
         findings += _own_findings(name, report, newest)
-    findings += _silence_findings(reports, ages, fresh, members)
+    findings += _silence_findings(reports, ages, fresh, members - ended_clients(reports, newest))
     findings += _outlier_findings(fresh, first, members)
     return sorted(findings, key=lambda finding: (finding.level != "bad", finding.client))
 
@@ -110,6 +111,23 @@ def _own_findings(name: str, report: Report, newest_version: int) -> Iterator[Fi
     if report.get("waiting"):
         text = f"{name} waits: it has received no message for too many rounds"
         yield Finding("warn", name, "waiting", text)
+
+
+def ended_clients(reports: Mapping[str, Report], newest_version: int) -> set[str]:
+    """Clients that have made all rounds of the newest manifest: their processes may have ended.
+
+    A client is one of them by its own last report, or by those of most of its neighbours.
+    """
+    votes: Counter[str] = Counter()
+    ended = set()
+    for name, report in reports.items():
+        if report.get("version", 0) < newest_version:
+            continue
+        if report.get("has_ended"):
+            ended.add(name)
+        for neighbour in report.get("neighbours", []):
+            votes[neighbour["name"]] += 1 if neighbour.get("has_ended") else -1
+    return ended | {name for name, surplus in votes.items() if surplus > 0}
 
 
 @dataclass

@@ -54,6 +54,7 @@ def check_status(value: object) -> Json:
     if found["time"] is None:
         raise ValueError("time must be a number")
     found["waiting"] = body.get("waiting") is True
+    found["has_ended"] = body.get("has_ended") is True
     warnings = _list(body.get("warnings", []), "warnings", 4 * _NEIGHBOURS)
     found["warnings"] = [_text(warning, "warnings") for warning in warnings[:_WARNINGS]]
     neighbours = _list(body.get("neighbours", []), "neighbours", _NEIGHBOURS)
@@ -86,6 +87,7 @@ def _neighbour(value: object) -> Json:
             raise ValueError(f"{key} of a neighbour must be one of {', '.join(allowed)}")
         found[key] = body[key]
     found["name"] = _text(body.get("name"), "name")
+    found["has_ended"] = body.get("has_ended") is True
     found.setdefault("why", "")
     found.setdefault("silent", None)
     found.setdefault("distance", None)

@@ -116,6 +116,7 @@ class RoundLoop:
             self._ended_at = self.clock.monotonic()
             self.reporter.status.waiting = False
             self.reporter.journal.event("ended", f"all {self.node.state.k - 1} rounds were made")
+            self.reporter.report()  # seen by those that request it before the process ends
         self._rest()
         seconds = self.clock.monotonic() - self._ended_at
         is_known = self.node.is_end_acknowledged() and seconds >= _END_SECONDS

@@ -50,6 +50,7 @@ class Neighbour:
     mass: float | None = None  # the norm of what its last message brought
     flags: int = 0  # messages under this manifest that were far above their median
     version: str = ""  # of its program
+    has_ended: bool = False  # it has made all rounds of the manifest
 
 
 @dataclass
@@ -72,6 +73,7 @@ class Status:
     consensus: float = math.nan  # root mean square distance to the neighbours' models
     audit: float = 0.0
     waiting: bool = False
+    has_ended: bool = False  # all rounds of the manifest were made
     days_left: float = math.nan  # until the certificate ends
     bad_gradients: int = 0  # that were not finite, in this incarnation
     warnings: list[str] = field(default_factory=list)  # what an operator must know, worst first
@@ -174,6 +176,7 @@ class Reporter:
         status.incarnation = node.incarnation.number
         status.version, status.epoch = divmod(state.epoch, RESETS)
         status.root = node.topology.root
+        status.has_ended = node.has_ended
         status.audit = local_error(state)
         status.bad_gradients = node.method_step.bad_gradients
         status.neighbours = list(self._neighbours(now))
@@ -254,10 +257,13 @@ class Reporter:
         for name, out_link in state.out.items():
             if name in streams:
                 traffic = streams[name].traffic
-                yield _neighbour(name, "to", out_link, traffic, now, name in role.used_out)
+                neighbour = _neighbour(name, "to", out_link, traffic, now, name in role.used_out)
+                neighbour.has_ended = name in state.ended
+                yield neighbour
         for name, in_link in state.into.items():
             if name in into:
                 neighbour = _neighbour(name, "from", in_link, into[name], now, name in role.used_in)
+                neighbour.has_ended = name in state.ended
                 detector = self.node.outliers.detectors.get(name)
                 if detector is not None:
                     neighbour.distance = detector.distance
