@@ -209,8 +209,10 @@ def _outlier_findings(
         if index == 0:
             yield _quarantine_advice(name, flagged_by[name], first.get(name))
         else:
-            reporters = ", ".join(flagged_by[name])
-            text = f"{name} sends large numbers since {confirmed[0]} did, according to {reporters}"
+            text = (
+                f"{name} sends large numbers since {confirmed[0]} did, according to "
+                f"{', '.join(flagged_by[name])}"
+            )
             yield Finding("warn", name, "infected", text)
 
 

@@ -2,7 +2,7 @@
 
     apply received frames ▶ step ▶ commit ▶ send messages and acknowledgements ▶ next round
 
-`RoundLoop.step` makes one round and returns how long to wait; `RoundLoop.run` calls it in a thread of its own.
+`RoundLoop.step` makes one round and returns how long to wait; `RoundLoop.run` calls it in its own thread.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class RoundLoop:
             self._send_unacknowledged()
 
     def _pace(self, rate: float) -> float:
-        """Seconds until the next round is due (rate limit); 0 if it is, and then the one after it is scheduled."""
+        """Seconds until the next round is due (rate limit); 0 if it is due now."""
         if not rate:
             return 0.0
         now = self.clock.monotonic()
