@@ -21,18 +21,29 @@ from typing import Any
 import grpc
 import torch
 
+from spodgt.experiment import Experiment
 from spodgt.peer.membership import certificates, run_folders
 from spodgt.peer.membership.run_folders import create
 from spodgt.peer.options import Options
 from spodgt.peer.protocol.running_sums import Ack, Incarnation, Message
-from spodgt.peer.testing.demo import five_peers
 from spodgt.peer.testing.fleet import Fleet
 from spodgt.peer.transport import wire_format
 from spodgt.peer.transport.connection import LocalClient
 from spodgt.peer.transport.grpc_wire import OPTIONS, secure_channel
 from spodgt.peer.transport.links import Transport
 
-CONFIG = five_peers(step_size=0.01, labels=1)
+CONFIG = Experiment.parse(
+    {
+        "run": {"methods": ["spod-gt-memory"], "step_size": 0.01, "seeds": 1},
+        "network": {"kind": "exponential", "clients": 5},
+        "participation": {"kind": "always"},
+        "problem": {
+            "data": "fashion-mnist-small",
+            "model": "svm",
+            "partition": {"kind": "labels-per-client", "labels": 1},
+        },
+    }
+)
 
 
 def rounds(seconds: float = 12.0, commit_every: int = 1) -> dict[str, Any]:

@@ -459,7 +459,7 @@ def test_an_unusable_manifest_in_the_folder_of_a_running_peer_is_named(run: Path
     ):
         peer.journal.recent.clear()
         peer.journal.last_logged.clear()
-        peer.membership._told.clear()
+        peer.membership._last_texts.clear()
         (home / "manifest.toml").write_bytes(file)
         for _ in range(3):
             peer.membership.check_folder()

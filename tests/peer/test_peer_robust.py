@@ -372,7 +372,7 @@ def test_a_loss_that_is_not_finite_is_named_and_the_status_is_json(home: Path) -
     ] == [None]
     for line in (home / "log.jsonl").read_text().splitlines():
         json.loads(line, **refuse)  # type: ignore[arg-type]
-    told = peer._told("p1")
+    told = peer._report_for("p1")
     assert told is not None
     json.loads(told, **refuse)  # type: ignore[arg-type]
     peer.store.close()

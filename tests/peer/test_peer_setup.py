@@ -43,7 +43,6 @@ from spodgt.peer.process.membership import Terms
 from spodgt.peer.protocol.client_state import Member, initial_state
 from spodgt.peer.protocol.epoch_topology import EpochRole
 from spodgt.peer.storage.state_store import DiskStateStore
-from spodgt.peer.testing.demo import demo
 from tests.conftest import Cli
 from tests.peer.world import World
 
@@ -687,14 +686,6 @@ def test_private_columns_stay_with_their_client(
         InvalidInput, match="must not keep running statistics on peers, got 3 of them"
     ):
         Peer(home, "p0", Options(durability="process"))
-
-
-def test_a_demo_deletes_only_a_demo(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "precious.txt").write_text("mine")
-    with pytest.raises(InvalidInput, match="not of a demo"):
-        demo(tmp_path, 10, Console())
-    assert (tmp_path / "run" / "precious.txt").exists()
 
 
 def test_what_a_peer_has_done_is_shown(run: Path) -> None:

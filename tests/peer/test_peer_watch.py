@@ -503,10 +503,10 @@ def test_clients_elsewhere_are_asked_over_mutual_tls(run: Path) -> None:
 def test_a_peer_tells_its_status_to_members_and_observers(run: Path) -> None:
     peer = Peer(run / "p0", "p0", Options(durability="process"))
     for name in ("p1", "observer"):
-        told = peer._told(name)
+        told = peer._report_for(name)
         assert told is not None
         assert json.loads(told)["status"]["name"] == "p0"
-    assert peer._told("p9") is None
+    assert peer._report_for("p9") is None
     peer.store.close()
     home = run_folders.issue(run, "observer", days=2)
     assert run_folders.observer_identity(home).name == "observer"

@@ -1,9 +1,9 @@
-"""A client's state on disk, written so that no crash can tear it apart.
+"""A client's state on disk, committed atomically: after a crash the last commit is complete.
 
 Every vector has two slots in `vectors.bin`. A commit writes changed vectors to the slots *not* in use, then
-a record to the older of the files `commit.0` and `commit.1`: which slots count, their checksums, and all
-numbers. That record is the commit point. The record before it stays, so a damaged slot costs one commit, not
-the run. A record begins with the SHA-256 of the rest of it: a torn or damaged one is not taken for a state.
+a record to the older of the files `commit.0` and `commit.1`: the slots in use, their checksums, and all
+numbers. That record is the commit point. The record before it remains, so a damaged slot costs one commit and
+not the run. A record begins with the SHA-256 of the rest of it, which a torn or damaged one does not match.
 
 Durability `power` survives loss of power (two syncs in every commit); `process` survives kill -9 only, and
 does not wait for the disk.
@@ -56,13 +56,13 @@ class Slot(TypedDict):
     at: int  # offset of its two slots
     n: int  # numbers in it
     dtype: str
-    slot: int  # which of the two counts
+    slot: int  # which of the two is in use
     crc: list[int]
     generation: int  # the commit that wrote it
 
 
 class StoredState(NamedTuple):
-    """A committed state; `states.state_from(*saved)` makes a `State` of it."""
+    """A committed state; `client_state.state_from(*saved)` makes a `State` of it."""
 
     vectors: dict[str, Tensor]
     meta: dict[str, Any]  # JSON values
@@ -285,32 +285,40 @@ def read(directory: str | Path, *, running: bool = False) -> StoredState:
     """The committed state of a directory, in which nothing is written.
 
     Args:
-        directory: of a `Store`.
-        running: whether a client may use the directory meanwhile; if not, that is refused.
+        directory: Of a `DiskStateStore`.
+        running: Whether a client may use the directory meanwhile.
+
+    Raises:
+        InvalidInput: The directory holds no committed state.
+        StoreFailed: The state is damaged, or in use and `running` is false.
     """
     path = Path(directory)
-    has_database = (path / DATABASE).exists()
-    if not has_database and not any((path / name).exists() for name in RECORDS):
+    if not any((path / name).exists() for name in (DATABASE, *RECORDS)):
         raise InvalidInput(
             f"{directory} holds no peer state; give the state directory of a client."
         )
     if not running and disks.is_locked(path / VECTORS):
         raise StoreFailed(f"state directory {path} is in use by another process; stop that first.")
-    for attempt in range(_ATTEMPTS):
+    attempts = _ATTEMPTS if running else 1
+    for remaining in reversed(range(attempts)):
         try:
-            if has_database:
-                sealed = [_encode_record(record) for record in read_database(path)]
-            else:
-                sealed = [_content(path / name) for name in RECORDS]
-            with (path / VECTORS).open("rb") as file:
-                found = _newest(sealed, partial(_read_at, file), path, lambda saved: None)
+            commit = _read_newest_commit(path)
             break
         except StoreFailed:
-            if not running or attempt == _ATTEMPTS - 1:
+            if not remaining:
                 raise
-    if found is None:
+    if commit is None:
         raise InvalidInput(f"{directory} holds no committed state; start the client first.")
-    return found.saved
+    return commit.saved
+
+
+def _read_newest_commit(path: Path) -> _LoadedCommit | None:
+    if (path / DATABASE).exists():
+        records = [_encode_record(record) for record in read_database(path)]
+    else:
+        records = [_content(path / name) for name in RECORDS]
+    with (path / VECTORS).open("rb") as file:
+        return _newest(records, partial(_read_at, file), path, lambda saved: None)
 
 
 def _content(path: Path) -> bytes:
