@@ -79,4 +79,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build site
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build site .cache

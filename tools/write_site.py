@@ -44,10 +44,10 @@ PUBLISHED = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CODE_OF_CONDUCT.md": "conduct.md",
-    "CHANGELOG.md": "changelog.md",
-    "SECURITY.md": "security.md",
-    "benchmarks/results/README.md": "speed.md",
-    "benchmarks/results/growth.png": "growth.png",
+    "CHANGELOG.md": "reference/changelog.md",
+    "SECURITY.md": "explanation/security.md",
+    "benchmarks/results/README.md": "results/speed.md",
+    "benchmarks/results/growth.png": "results/growth.png",
 }
 GENERATED = {
     "commands": commands,

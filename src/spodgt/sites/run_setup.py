@@ -39,7 +39,7 @@ def read_layout(script: Path, arguments: Sequence[str] = (), seconds: float = 60
     """
     if not script.is_file():
         raise InvalidInput(
-            f"--script {script} does not exist; give a training script that calls spodgt.join."
+            f"training script {script} does not exist; give a script that calls spodgt.join."
         )
     with tempfile.TemporaryDirectory(prefix="spodgt-layout-") as folder:
         target = Path(folder) / "layout.json"

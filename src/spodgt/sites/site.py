@@ -23,6 +23,7 @@ from spodgt.sites.layout import model_row
 from spodgt.sites.local_training import LocalTraining
 from spodgt.sites.options import BlockOptions
 from spodgt.sites.replicas import Replicas
+from spodgt.sites.seeds import seed_from_environment
 
 FOLDER_VARIABLE = "SPODGT_SITE"  # replaces the folder given to `join`, as in `spodgt simulate`
 
@@ -59,6 +60,7 @@ class Site:
                 "DistributedDataParallel; use block_steps."
             )
         self.correction = Correction(self.row, options.weight, options.max_norm)
+        seed_from_environment()
         self.saved_objects = {"optimizer": self.optimizer, **saved_objects}
         self._connection: Connection | None = None
         self._hooks: OptimizerHooks | None = None
@@ -94,7 +96,7 @@ class Site:
         self._hooks.correct()
 
     def report(self, *, loss: float | None = None, accuracy: float | None = None) -> None:
-        """Set the scores that `spodgt peer status` and `watch` show.
+        """Set the scores that `spodgt peer status` and `watch` show, and write them to the log.
 
         Args:
             loss: Of the present model, on data of this site.
@@ -102,10 +104,14 @@ class Site:
         """
         if self._connection is None:
             return  # not rank 0 of DistributedDataParallel
+        row: dict[str, object] = {"event": "scores", "steps": self.steps}
+        row["loss"] = None if loss is None else float(loss)
+        row["accuracy"] = None if accuracy is None else float(accuracy)
         if loss is not None:
             self._connection.scores.loss = float(loss)
         if accuracy is not None:
             self._connection.scores.accuracy = float(accuracy)
+        self._connection.journal.append(row)
 
     def __enter__(self) -> Self:
         if self.replicas.is_peer:

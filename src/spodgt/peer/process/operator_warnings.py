@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -19,15 +18,8 @@ class OperatorWarning(NamedTuple):
     text: str
 
 
-def node_warnings(node: Node, loss: float) -> Iterator[OperatorWarning]:
-    """Warnings about the model, outliers and epochs.
-
-    Args:
-        node: The client.
-        loss: Of its model at the last evaluation.
-    """
-    if node.state.k > 1 and not math.isfinite(loss):
-        yield OperatorWarning("loss", "loss is not finite: the model has diverged")
+def node_warnings(node: Node) -> Iterator[OperatorWarning]:
+    """Warnings about outliers and epochs."""
     for name, detector in sorted(node.outliers.detectors.items()):
         if detector.flags:
             text = (

@@ -196,7 +196,10 @@ class Reporter:
         self.status.warnings = [warning.text for warning in warnings]
 
     def _warnings(self) -> Iterator[OperatorWarning]:
-        yield from node_warnings(self.node, self.status.loss)
+        had_finite_loss = self.initial_loss is not None and self.node.state.k > 1
+        if had_finite_loss and not math.isfinite(self.status.loss):
+            yield OperatorWarning("loss", "loss is not finite: the model has diverged")
+        yield from node_warnings(self.node)
         limit = min(SILENT_SECONDS, self.options.drop_after or math.inf)
         yield from silence_warnings(self.node, self.silent_seconds(), limit)
         if self.transport.is_full:
