@@ -202,7 +202,7 @@ def test_who_sends_bad_frames_is_kept_out_by_the_server() -> None:
             for _ in range(access_control.REFUSALS):
                 assert "is for 'x'" in await server.knock(who("a"), chunks(message(), receiver="x"))
             answer = await server.knock(who("a"), chunks(message()))
-            assert f"a sent {access_control.REFUSALS} bad frames and is kept out" in answer
+            assert f"a sent {access_control.REFUSALS} invalid frames and is banned" in answer
 
     run(work())
 
@@ -213,7 +213,7 @@ def test_bad_frames_keep_a_name_out_for_a_while() -> None:
     for _ in range(access_control.REFUSALS):
         with kept.stream("a"):
             kept.note_invalid_frame("a")
-    with pytest.raises(Refused, match="kept out for 30 s more"), kept.stream("a"):
+    with pytest.raises(Refused, match="banned for another 30 s"), kept.stream("a"):
         pass
     with kept.stream("b"):
         pass

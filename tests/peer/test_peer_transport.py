@@ -417,7 +417,7 @@ def test_the_receiver_dials_and_the_sender_needs_no_way_to_it() -> None:
         port = await sender.start("127.0.0.1:0", {"b": ""}, {})
         sender.send_latest("b", message(1))
         await asyncio.sleep(0.1)
-        assert "b dials, and has not come yet" in sender.out["b"].traffic.why
+        assert "waiting for b to connect" in sender.out["b"].traffic.why
         tell = recorder(events)
         receiver = Transport(
             LocalClient(context("b"), who("b"), lambda s, f: heard.append((s, f)), tell)

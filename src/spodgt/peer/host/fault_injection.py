@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from spodgt.errors import InvalidInput
 from spodgt.peer.protocol.running_sums import Ack, Message
 
-Receive = Callable[[str, Message | Ack], None]  # (from whom, what)
+Receive = Callable[[str, Message | Ack], None]  # sender, frame
 POINTS: tuple[str, ...] = ("frames taken", "vectors written", "before commit", "after commit")
 POINTS += ("half sent", "message sent", "ack sent")
 _armed: dict[str, int] = {}  # how often the crash point is reached until it kills
@@ -35,7 +35,7 @@ def arm(text: str) -> None:
 
 
 def crash_point(name: str) -> None:
-    """Die here, as by kill -9, if this is the chosen point and the chosen time."""
+    """End the process as by kill -9, if this is the chosen point for the chosen time."""
     if name in _armed:
         _armed[name] -= 1
         if _armed[name] == 0:
@@ -44,7 +44,7 @@ def crash_point(name: str) -> None:
 
 @dataclass
 class Chaos:
-    """Passes received frames on to `hear`, some lost, repeated, late or replayed, drawn from `seed`."""
+    """Calls `receive` with frames, some lost, repeated, late or replayed, drawn from `seed`."""
 
     receive: Receive
     loss: float = 0.0
@@ -60,7 +60,7 @@ class Chaos:
 
     @classmethod
     def parse(cls, receive: Receive, text: str) -> Receive:
-        """`hear` behind the faults that `text` names; `hear` itself if it is empty."""
+        """`receive` behind the faults that `text` names; `receive` itself if it is empty."""
         if not text:
             return receive
         try:

@@ -1,7 +1,7 @@
 """Reports of clients as the page of `spodgt peer watch` takes them: known keys, right types, bounded sizes.
 
-A report comes from another host, whose owner may have written anything into it. What does not fit is refused
-as a whole, so that the page never computes with it.
+A report comes from another host and may contain anything. An invalid one is refused as a whole, so that the
+page never computes with it.
 """
 
 from __future__ import annotations

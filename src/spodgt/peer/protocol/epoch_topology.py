@@ -1,7 +1,7 @@
-"""What a client does in the epochs of one manifest: the weights of its links and, with a root, its trees.
+"""The topology of the epochs of one manifest: the weights of links and, with a root, two spanning trees.
 
 Without a root every client does the same. With one, gradients go up a tree to the root, and models come down
-another. The prices 1/p̂ of links and the root are in the signed manifest, so every client computes the same
+another. The costs 1/p̂ of links and the root are in the signed manifest, so every client computes the same
 trees. Nothing that a member sends changes the root or the trees: that takes another version of the manifest.
 """
 
@@ -21,13 +21,13 @@ from spodgt.types import Floats
 
 
 class EpochRole(NamedTuple):
-    """One client's part in an epoch; links by the neighbour's name."""
+    """The links that one client uses in an epoch, by the neighbour's name."""
 
     out: Mapping[str, float]  # b of every out-link, 0 where it carries no mass
-    into: Mapping[str, float]  # a of every in-link, 0 where its models are not taken
+    into: Mapping[str, float]  # a of every in-link, 0 if its models are not used
     used_out: frozenset[str]  # the out-links in use
     used_in: frozenset[str]  # the in-links in use
-    step_weight: float = 1.0  # its part of the step
+    step_weight: float = 1.0  # of its gradient
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,12 +61,12 @@ class EpochTopology:
 
     @property
     def root_index(self) -> int:
-        """The place of the root, which every frame repeats; NO_ROOT if the method has none."""
+        """The number of the root client, which every frame repeats; NO_ROOT if the method has none."""
         return self.client_indices[self.root] if self.root else NO_ROOT
 
     @cached_property
     def role(self) -> EpochRole:
-        """What the client does in every epoch of the manifest."""
+        """The client's links in every epoch of the manifest."""
         network = self.network
         if self.link_costs is None:
             a = network.a

@@ -37,7 +37,7 @@ def backup(folder: Path, target: Path) -> dict[str, object]:
     notes = {"kind": _KIND, "meta": json.dumps(meta), **texts}
     tensors = {name: vector.contiguous() for name, vector in vectors.items()}
     DISK.replace(target, save(tensors, notes), mode=OWNER_ONLY)
-    return {"file": str(target), "bytes": target.stat().st_size} | _told(meta)
+    return {"file": str(target), "bytes": target.stat().st_size} | _summary(meta)
 
 
 def restore(file: Path, folder: Path) -> dict[str, object]:
@@ -55,7 +55,7 @@ def restore(file: Path, folder: Path) -> dict[str, object]:
         DISK.replace(folder / name, notes[name].encode(), mode=mode)
     with closing(DiskStateStore(folder / "state")) as made:
         made.commit(vectors, meta)
-    return {"folder": str(folder)} | _told(meta)
+    return {"folder": str(folder)} | _summary(meta)
 
 
 def restore_model(file: Path, folder: Path) -> dict[str, object]:
@@ -79,7 +79,7 @@ def restore_model(file: Path, folder: Path) -> dict[str, object]:
         state = state_with_model(state_from(*saved), vectors["x"])
         own = Incarnation(saved.meta["incarnation"])
         made.commit(vectors_of(state), {**saved.meta, **meta_of(state, own)})
-    return {"folder": str(folder), "model": str(file)} | _told(saved.meta)
+    return {"folder": str(folder), "model": str(file)} | _summary(saved.meta)
 
 
 def _read(file: Path, *, model: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -89,11 +89,13 @@ def _read(file: Path, *, model: bool = False) -> tuple[dict[str, Tensor], dict[s
             vectors = {name: source.get_tensor(name) for name in source.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise InvalidInput(f"{file} cannot be read as a backup: {error}.") from None
-    if notes.get("kind") != _KIND and not (model and set(vectors) == {"x"}):
+    is_backup = notes.get("kind") == _KIND
+    is_model = model and set(vectors) == {"x"}
+    if not is_backup and not is_model:
         what = "no backup of a peer" + (" and no model of one vector" if model else "")
         raise InvalidInput(f"{file} is {what}; make one with: spodgt peer backup FOLDER FILE.")
     return vectors, notes
 
 
-def _told(meta: dict[str, object]) -> dict[str, object]:
+def _summary(meta: dict[str, object]) -> dict[str, object]:
     return {key: meta[key] for key in ("run", "name", "k", "epoch", "gradients")}

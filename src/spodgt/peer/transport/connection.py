@@ -1,4 +1,4 @@
-"""What both ends of a stream have in common: its counters, its headers, and requests with one answer."""
+"""Common parts of both ends of a stream: counters, headers, and requests with one answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spodgt.peer.transport.grpc_wire import GRPC, system_host
 
 CHUNK_SECONDS = 60.0  # a chunk of 1 MiB that takes longer is a dead link
 ANSWER_SECONDS = 5.0  # for an answer, beyond the time its bytes take at the slowest rate
-SLOWEST = 16_000.0  # bytes per second that a link must carry
+SLOWEST = 16_000.0  # bytes per second that a link must carry at least
 TEXT = 300  # characters of a reason that travel back to the sender
 ANSWER = 2**27  # bytes of a manifest at most: a complete graph of 1,000 clients
 _HEADER = 40  # characters of a program's version, or of its protocols
@@ -26,7 +26,7 @@ VERSION = "spodgt-version"
 
 @dataclass
 class Traffic:
-    """What has happened on one link."""
+    """State and counters of one link."""
 
     state: str = "waiting"  # waiting, up, down
     why: str = ""
@@ -38,11 +38,11 @@ class Traffic:
 
 @dataclass(frozen=True)
 class LocalClient:
-    """What the ends of all streams of one client need to know of it."""
+    """The client, as the ends of all its streams use it."""
 
     context: wire_format.Context
     identity: Identity
-    receive: Receive  # takes what arrives
+    receive: Receive  # called with the frames that arrive
     notify: Notify
     host: Host = field(default_factory=system_host)
 

@@ -31,17 +31,23 @@ from spodgt.peer.transport.grpc_wire import NO_CONNECTION
 from spodgt.peer.transport.streams import TAKEOVER_SECONDS, InStream, LinkDialer, OutStream
 from spodgt.peer.transport.wire_format import RepeatedHeader
 
-HEARTBEAT_SECONDS = 2.0  # a stream on which nothing was answered for so long gets a heartbeat
+HEARTBEAT_SECONDS = 2.0  # a stream without an answer for so long gets a heartbeat
 FIRST_SECONDS = 10.0  # for the first whole message of a stream, beyond the time its bytes take
 FILE_CHUNK = 2**16  # bytes: even at the slowest rate each arrives within the seconds for an answer
-CONNECTIONS = 256  # beyond those of the links: strangers cannot use up the descriptors
+CONNECTIONS = 256  # beyond those of the links: connections of strangers are limited
 
 Serve = Callable[[str, Stream, int], Awaitable[None]]  # neighbour, stream, protocol
-Answer = Callable[[str], bytes | None]  # to whom asks, by its name; None: it may not know
+Answer = Callable[[str], bytes | None]  # to a client, by its name; None: it has no access
 
 
 class Transport:
-    """All links of one client; `manifest` and `status` answer those who ask for them."""
+    """All links of one client.
+
+    Args:
+        local: The client.
+        manifest: Answers requests for the manifest.
+        status: Answers requests for the status.
+    """
 
     def __init__(
         self,
@@ -52,12 +58,11 @@ class Transport:
         self.local = local
         self.manifest = manifest
         self.status = status
-        self.on_unknown_link: Callable[[str], None] = lambda name: (
-            None
-        )  # called with a neighbour's name
+        # called with the name of a neighbour that opens a link which is not in the manifest
+        self.on_unknown_link: Callable[[str], None] = lambda name: None
         self.out: dict[str, OutStream] = {}
         self.into: dict[str, Traffic] = {}
-        self.in_dialers: dict[str, InLinkDialer] = {}  # the in-links that this end dials
+        self.in_dialers: dict[str, InLinkDialer] = {}  # the in-links that this end connects
         self.streams: dict[str, InStream] = {}
         self.access = AccessControl(local.host.clock.monotonic)
         self.server: Server | None = None
@@ -88,16 +93,16 @@ class Transport:
         was_full = self.is_full
         self.is_full = NO_CONNECTION in found
         if self.is_full and not was_full:
-            told = (
+            text = (
                 f"all {self.max_connections} are in use: a neighbour that restarts cannot connect"
             )
             local.notify(
-                "connections", f"{told}; limit new connections per address in the firewall"
+                "connections", f"{text}; limit new connections per address in the firewall"
             )
         return self.is_full
 
     async def _listen(self, address: str) -> int:
-        """Open the server at `address`, and only then close the one before; RuntimeError if it cannot be."""
+        """Open the server at `address`, then close the one before; RuntimeError if it cannot be opened."""
         handlers = {
             "Talk": self._talk,
             "Fetch": self._fetch,
@@ -116,7 +121,7 @@ class Transport:
         return self.port
 
     async def move(self, address: str) -> None:
-        """Listen elsewhere; if that cannot be, the old address is kept."""
+        """Listen at another address; if it cannot be used, the old one is kept."""
         try:
             await self._listen(address)
             self.local.notify("address", f"listening at {address or 'no address'}")
@@ -126,17 +131,17 @@ class Transport:
             )
 
     def renew(self, identity: Identity) -> None:
-        """Use another certificate for all connections from now on; open ones stay."""
+        """Use another certificate for new connections; open ones are kept."""
         self.local = replace(self.local, identity=identity)
         for stream in (*self.out.values(), *self.in_dialers.values()):
             stream.local = self.local
 
     def relink(self, out: Mapping[str, str], into: Mapping[str, str]) -> None:
-        """Take the links of a manifest: open what is new, close what is gone, follow what has moved.
+        """Take the links of a manifest: open new ones, close removed ones, follow changed addresses.
 
         Args:
-            out: receivers, with the address at which they are dialled; "" if they dial.
-            into: senders, in the same way.
+            out: Receivers, with the address to connect to; "" if the receiver connects.
+            into: Senders, in the same way.
         """
         for streams, addresses in ((self.out, out), (self.in_dialers, into)):
             for name, stream in list(streams.items()):
@@ -154,11 +159,10 @@ class Transport:
                 self.in_dialers[name] = InLinkDialer(self, name, address)
 
     def traffic(self) -> list[tuple[str, Traffic]]:
-        """What has happened on each link, out-links first, by the neighbour's name."""
-        out, into = (
-            dict(self.out),
-            dict(self.into),
-        )  # another thread asks while a manifest may change these
+        """The counters of each link by the neighbour's name, out-links first."""
+        # copies: called from another thread while a manifest may change the links
+        out = dict(self.out)
+        into = dict(self.into)
         return [*((name, stream.traffic) for name, stream in out.items()), *into.items()]
 
     async def stop(self) -> None:
@@ -209,7 +213,7 @@ class Transport:
     async def _serve(
         self, call: IncomingCall, traffic: Traffic | None, link: str, serve: Serve
     ) -> None:
-        """Admit the links of the manifest, agree on a protocol, and tell a neighbour why it is refused."""
+        """Accept a link of the manifest and agree on a protocol (handshake), or refuse with the reason."""
         name = call.caller
         if traffic is None:
             self.on_unknown_link(name)
@@ -228,7 +232,7 @@ class Transport:
 
     @contextlib.contextmanager
     def _until_expiry(self, name: str, certificate: bytes) -> Iterator[None]:
-        """End a stream with the certificate of either end; it is opened again with the new one."""
+        """End a stream when the certificate of either end expires; it is opened again with a new one."""
         task = asyncio.current_task()
         assert task is not None
         stop = task.cancel
@@ -248,7 +252,7 @@ class Transport:
 
     # --- the receiver's end of a stream ------------------------------------------------------------
     async def receive(self, sender: str, frames: Stream, protocol: int) -> None:
-        """Take the messages of one stream until it ends; `Refused` for a frame no honest peer sends."""
+        """Receive the messages of one stream until it ends; `Refused` for a frame no honest peer sends."""
         assembler = wire_format.MessageAssembler(self.local.context, sender)
         stream: InStream | None = None
         traffic = self.into[sender]
@@ -276,11 +280,11 @@ class Transport:
                 traffic.state = "up"
                 traffic.why = ""
                 if now - stream.last_answered > HEARTBEAT_SECONDS:
-                    stream.wake.set()  # tell the sender we are alive, however long the round takes
+                    stream.wake.set()  # a heartbeat, however long the round takes
                 if message is not None:
                     self.local.receive(sender, message)
         except asyncio.CancelledError:
-            return  # the sender went away or says nothing, a later incarnation of it has come, or we end
+            return  # the sender is down, silent or restarted, or this client ends
         finally:
             first.cancel()
             if stream is not None:
@@ -301,7 +305,7 @@ class Transport:
     def _register(
         self, sender: str, incarnation: Incarnation, frames: Stream, protocol: int
     ) -> InStream:
-        """One stream for each sender; a later incarnation replaces an earlier one that has fallen silent."""
+        """Keep one stream per sender; a later incarnation replaces an earlier one that is silent."""
         old = self.streams.get(sender)
         if old is not None:
             is_live = self.local.now - old.last_received < TAKEOVER_SECONDS
@@ -330,7 +334,7 @@ class Transport:
             raise Refused(why)
         task = asyncio.current_task()
         assert task is not None
-        # a client that asks and does not read is let go
+        # a client that does not read the answer is disconnected
         late = self.loop.call_later(CHUNK_SECONDS, task.cancel)
         try:
             with self.access.stream(f"{name} (files)"):
@@ -341,7 +345,7 @@ class Transport:
 
 
 class InLinkDialer(LinkDialer):
-    """The receiver's end of a link that the receiver dials."""
+    """The receiver's end of a link that the receiver connects."""
 
     rpc = "Fetch"
 
