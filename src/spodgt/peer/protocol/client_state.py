@@ -53,6 +53,8 @@ class Received(NamedTuple):
 
     x: Tensor  # (n,) the sender's model
     mass: Tensor  # (n,) float64, to add to y
+    half_width: Tensor | None = None  # (n,): the model is within this distance; None: it is exact
+    middle: Tensor = torch.empty(0)  # (n,): the middle of what the sender's model may be
 
 
 class NotFinite(Exception):

@@ -147,7 +147,8 @@ class FrameProcessor:
         if mass is None:
             return outcome
         node.dirty.add(f"in:{name}")
-        return Received(message.model(node.state.method.x[0]), mass)
+        x = message.model(node.state.method.x[0])
+        return Received(x, mass, message.half_width, message.x)
 
     def _note_end(self, name: str, has_ended: bool, is_newer: bool) -> None:
         """Keep which neighbours have made all rounds; a newer frame without the flag means more rounds."""
