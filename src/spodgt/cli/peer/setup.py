@@ -129,9 +129,9 @@ def _number_of_clients(deployment: Deployment) -> int | None:
 
 
 def _print_manifest(run: Path, manifest: Manifest, as_json: bool) -> None:
-    from spodgt.peer.process.local_problem import limits
+    from spodgt.peer.process.local_problem import describe_limits
 
-    sentences = limits(manifest)
+    sentences = describe_limits(manifest)
     if as_json:
         facts = {
             "run": manifest.run,
