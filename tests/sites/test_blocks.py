@@ -73,7 +73,7 @@ def test_site_waits_after_silent_blocks_until_a_message_arrives(
 ) -> None:
     monkeypatch.setattr("spodgt.sites.connection._PATIENCE", 0.1)
     manifest = make_run(tmp_path / "run", Point(2), 2)
-    made = {}
+    made: dict[str, Any] = {}
     has_joined = threading.Event()
 
     def train(number: int, name: str) -> None:
