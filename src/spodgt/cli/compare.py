@@ -18,10 +18,13 @@ from rich.console import Console
 from rich.table import Table
 
 from spodgt.cli.app import (
+    INTERRUPTED,
     ConfigOption,
     ExperimentOptions,
+    Interrupted,
     JsonOption,
     OutOption,
+    QuietOption,
     ResumeOption,
     app,
     fast_imports,
@@ -59,6 +62,7 @@ class OutputOptions:
     tensorboard: Annotated[bool, flag("--tensorboard", "Also write TensorBoard event files.")] = (
         False
     )
+    quiet: QuietOption = False
     as_json: JsonOption = False
 
     def config_changes(self) -> dict[str, object]:
@@ -114,7 +118,7 @@ def run_and_report(experiment: Experiment, name: str, output: OutputOptions) -> 
     console = Console(stderr=output.as_json)
     result = _run(experiment, folder, output, console, is_main)
     if not is_main:
-        raise typer.Exit(0 if result.complete else 1)
+        raise typer.Exit(0 if result.complete else INTERRUPTED)
     if len(result.frame):
         _write_figures_and_report(experiment, result, folder)
     if output.as_json:
@@ -126,8 +130,7 @@ def run_and_report(experiment: Experiment, name: str, output: OutputOptions) -> 
     for warning in (*result.diverged, *result.stalled):
         print_message(f"warning: {warning}")
     if not result.complete:
-        print_message(f"stopped early; continue with --out {folder} --resume.")
-        raise typer.Exit(1)
+        raise Interrupted(f"interrupted; continue with --out {folder} --resume.")
 
 
 def _run(
@@ -138,13 +141,13 @@ def _run(
     from spodgt.engine import announce_compilation
     from spodgt.experiment import value_of
     from spodgt.training.loggers import TensorBoard
-    from spodgt.training.progress import COMPILING, Display
+    from spodgt.training.progress import COMPILING, create_display
 
     if output.resume and is_main:
         _check_resume(folder)
     display = None
-    if is_main and not output.as_json:
-        display = Display(console)
+    if is_main and not output.as_json and not output.quiet:
+        display = create_display(console)
     figures.preload()
     callbacks = []
     if output.tensorboard and is_main:
@@ -153,7 +156,7 @@ def _run(
     def announce() -> None:
         if display:
             display.announce_compilation()
-        elif is_main:
+        elif is_main and not output.quiet:
             print(COMPILING, file=sys.stderr)
 
     with no_divergence_warnings(), display or nullcontext(), announce_compilation(announce):

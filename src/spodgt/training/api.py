@@ -35,7 +35,7 @@ from spodgt.runtimes.world import Run, Runtime
 from spodgt.training.checkpoint import MAX_STATE_BYTES
 from spodgt.training.executor import Executor
 from spodgt.training.loggers import Logger
-from spodgt.training.progress import Display, Progress, interactive_console
+from spodgt.training.progress import Display, Progress, ProgressLog, create_display
 from spodgt.training.result import Result
 from spodgt.training.resume import identify
 from spodgt.training.settings import ExecutionSettings
@@ -57,7 +57,7 @@ class ExecutionOptions(TypedDict, total=False):
             run continues, too, if `rounds`, `delay` or `seconds` is larger than before.
         checkpoint_every: seconds between two checkpoints, 30 by default.
         progress: True shows a progress bar, False none; None (default): one on a terminal or in a
-            notebook. A function is called with a `Progress` about ten times a second.
+            notebook, elsewhere a line on standard error every 30 seconds. A function is called with a `Progress` about ten times a second.
         callbacks: functions that are called with every evaluation, a dict like a row of
             `result.frame`, such as `spodgt.loggers.TensorBoard("folder")`. A callback that returns
             `spodgt.STOP` stops the run of that method and seed.
@@ -156,7 +156,8 @@ def run(
         out: a folder for checkpoints and results; None: results in memory only.
         resume: continue the run in `out`.
         checkpoint_every: seconds between two checkpoints.
-        progress: True, False, None (a progress bar on a terminal or in a notebook) or a function.
+        progress: True, False, None (a progress bar on a terminal or in a notebook, lines elsewhere)
+            or a function.
         callbacks: functions that are called with every evaluation; one that returns `spodgt.STOP`
             stops that run.
         keep_states: keep the states of all rounds in `result.states`.
@@ -269,8 +270,10 @@ def _check_options(
 
 def _create_display(progress: object) -> Display | Callable[[Progress], None] | None:
     if progress is None:
-        console = interactive_console()
-        return None if console is None or launched() else Display(console)
+        display = create_display(Console(file=sys.stderr))
+        if isinstance(display, Display) and launched():
+            return None  # bars of several processes would overwrite each other
+        return display.show if isinstance(display, ProgressLog) else display
     if isinstance(progress, bool):
         return Display(Console(file=sys.stderr)) if progress else None
     if not callable(progress):
