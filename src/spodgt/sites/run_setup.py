@@ -1,7 +1,7 @@
 """A run for training scripts: the layout of the script's model, and the first manifest.
 
-The layout is taken from the script itself: it is started once with `SPODGT_LAYOUT`, and `spodgt.join` writes
-the layout of the model to that file and ends the process.
+The layout is taken from the script itself: it is started once with `SPODGT_LAYOUT`, and
+`spodgt.join` writes the layout of the model to that file and ends the process.
 """
 
 from __future__ import annotations

@@ -50,6 +50,7 @@ class Site:
         check_model(model)
         self.folder = Path(os.environ.get(FOLDER_VARIABLE, folder))
         self.options = options
+        self.model = model
         self.optimizer = unwrap_optimizer(optimizer)
         self.row = model_row(model)
         check_parameters(self.row, self.optimizer)
@@ -90,7 +91,7 @@ class Site:
         self._running().end_block()
 
     def correct(self) -> None:
-        """Correct the gradients now; call it before your own clipping, the step then adds nothing more."""
+        """Correct the gradients now; call it before your own clipping, once for each step."""
         if self._hooks is None:
             raise InvalidInput("site.correct() was called outside `with spodgt.join(...)`.")
         self._hooks.correct()
@@ -117,7 +118,13 @@ class Site:
         if self.replicas.is_peer:
             self._connection = self._connect()
         training = LocalTraining(
-            self.correction, self.options, self.replicas, self._connection, self.saved_objects
+            self.model,
+            self.optimizer,
+            self.correction,
+            self.options,
+            self.replicas,
+            self._connection,
+            self.saved_objects,
         )
         try:
             training.begin()
@@ -130,7 +137,11 @@ class Site:
         self._steps_before = int(steps)
         self._training = training
         self._hooks = OptimizerHooks(
-            self.optimizer, self.correction, training.after_step, training.warn
+            self.optimizer,
+            self.correction,
+            training.after_step,
+            training.warn,
+            self.saved_objects.get("scaler"),
         )
         return self
 
@@ -146,12 +157,16 @@ class Site:
             options=ExchangeOptions(options.alpha, options.max_silent_blocks),
             durability=options.durability,
         )
-        state = connection.node.state
-        self._steps_before = state.gradients
-        if state.k > 1:
-            self.row.write(state.method.x[0])
-            checkpoint.load(self.folder, self.saved_objects, connection.journal.event)
-        connection.start()
+        try:
+            state = connection.node.state
+            self._steps_before = state.gradients
+            if connection.is_restored:
+                self.row.write(state.method.x[0])
+                checkpoint.load(self.folder, self.saved_objects, connection.journal.event)
+            connection.start()
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     def __exit__(
