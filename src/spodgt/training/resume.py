@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from spodgt.code_references import is_reference
 from spodgt.errors import InvalidInput
 from spodgt.experiment.toml import checksum
 from spodgt.problems.protocols import HasIdentity
@@ -110,6 +112,8 @@ def is_extension(old: dict[str, Any], new: dict[str, Any], folder: str) -> bool:
     Raises:
         InvalidInput: if it is another experiment, or one with earlier limits.
     """
+    old = _without_folders(old)
+    new = _without_folders(new)
     old_run = dict(old["run"])
     new_run = dict(new["run"])
     old_limits = {key: old_run.pop(key, None) for key in _LIMITS}
@@ -128,6 +132,35 @@ def is_extension(old: dict[str, Any], new: dict[str, Any], folder: str) -> bool:
                 "a run can be extended but not shortened, so use a later end or another folder."
             )
     return old_limits != new_limits
+
+
+def _without_folders(facts: dict[str, Any]) -> dict[str, Any]:
+    """Facts in which code of the user is named by its file, without the folder of the file.
+
+    A run folder holds a copy of the code; its content is compared by its checksum.
+    """
+    renamed: dict[str, Any] = {}
+    for key, value in facts.items():
+        renamed[_file_name(key)] = _rename_files(value)
+    renamed.get("problem", {}).pop("folder", None)
+    return renamed
+
+
+def _rename_files(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {str(key): _rename_files(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_rename_files(item) for item in value]
+    return _file_name(value) if isinstance(value, str) else value
+
+
+def _file_name(text: str) -> str:
+    """`problem.py:build` of a text such as `folder/problem.py:build`; other texts unchanged."""
+    if not is_reference(text) or ".py:" not in text:
+        return text
+    prefix = "source of " if text.startswith("source of ") else ""
+    where, _, name = text.removeprefix(prefix).rpartition(":")
+    return f"{prefix}{Path(where).name}:{name}"
 
 
 def _find_difference(old: object, new: object, path: str = "") -> str | None:
