@@ -246,7 +246,7 @@ def test_another_function_is_another_run(tmp_path: Path) -> None:
 
     train(lambda k: 0.1 / k, rounds=5)
     train(lambda k: 0.1 / k, rounds=9, resume=True)
-    with pytest.raises(InvalidInput, match="holds another run: run.methods"):
+    with pytest.raises(InvalidInput, match=r"holds another run: run\.methods"):
         train(lambda k: 0.2 / k, rounds=9, resume=True)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from numpy.typing import ArrayLike
 
 from spodgt.code_references import is_reference
 from spodgt.errors import InvalidInput
-from spodgt.experiment.toml import checksum
+from spodgt.experiment.toml import Table, checksum
 from spodgt.problems.protocols import HasIdentity
 from spodgt.runtimes.loop import Stop
 from spodgt.runtimes.world import Run
@@ -67,9 +69,9 @@ def update_if_newer(log: MethodLog, number: int, seed: int, part: MethodLog) -> 
 
 
 # --- whether it is the same experiment -----------------------------------------------------------
-def identify(runs: Sequence[Run]) -> dict[str, Any]:
+def identify(runs: Sequence[Run]) -> Table:
     """Checksums of what a config only names: data, networks in files, recorded participation."""
-    settings: dict[str, Any] = {}
+    settings: Table = {}
     data = {}
     participation = []
     links = []
@@ -91,7 +93,7 @@ def identify(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def _sample_participation(availability: Availability) -> list[Any]:
+def _sample_participation(availability: Availability) -> list[ArrayLike]:
     """The active clients and links of the first rounds; of a recorded trace, of all rounds."""
     rounds = availability.length
     if rounds is None:
@@ -102,7 +104,7 @@ def _sample_participation(availability: Availability) -> list[Any]:
     return [availability.computes(span), links.pull, links.pushing]
 
 
-def is_extension(old: dict[str, Any], new: dict[str, Any], folder: str) -> bool:
+def is_extension(old: Table, new: Table, folder: str) -> bool:
     """Whether an experiment is that of a folder with later limits.
 
     Args:
@@ -134,12 +136,12 @@ def is_extension(old: dict[str, Any], new: dict[str, Any], folder: str) -> bool:
     return old_limits != new_limits
 
 
-def _without_folders(facts: dict[str, Any]) -> dict[str, Any]:
+def _without_folders(facts: Table) -> Table:
     """Facts in which code of the user is named by its file, without the folder of the file.
 
     A run folder holds a copy of the code; its content is compared by its checksum.
     """
-    renamed: dict[str, Any] = {}
+    renamed: Table = {}
     for key, value in facts.items():
         renamed[_file_name(key)] = _rename_files(value)
     renamed.get("problem", {}).pop("folder", None)

@@ -125,12 +125,13 @@ def function_schedule(function: Callable[[int], float], reference: str = "") -> 
 
 def _function_value(function: Callable[[int], float], k: int) -> float:
     value: object = function(k)
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value < math.inf:
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_number or not 0 <= float(value) < math.inf:  # type: ignore[arg-type]
         raise InvalidInput(
             f"step_size must be a number of at least 0 in every round, got {value!r:.60} in round "
             f"{k}; return a number such as 0.01."
         )
-    return float(value)
+    return float(value)  # type: ignore[arg-type]
 
 
 SCHEDULES: dict[str, type[Schedule]] = {
