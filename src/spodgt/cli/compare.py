@@ -20,7 +20,7 @@ from rich.table import Table
 from spodgt.cli.app import (
     INTERRUPTED,
     ConfigOption,
-    ExperimentOptions,
+    ConfigOptions,
     Interrupted,
     JsonOption,
     OutOption,
@@ -78,9 +78,7 @@ class OutputOptions:
     epilog="Example: [bold]spodgt compare --labels-per-client 10 --seeds 3 --out runs/iid[/]"
 )
 @with_option_groups
-def compare(
-    config: ConfigOption = None, *, output: OutputOptions, changes: ExperimentOptions
-) -> None:
+def compare(config: ConfigOption = None, *, output: OutputOptions, changes: ConfigOptions) -> None:
     """Compare methods on the same networks, clients and data.
 
     Prints a table and writes results, figures and report.html to a folder.
@@ -95,7 +93,7 @@ def run(
     config: Annotated[Path, typer.Argument(help="A TOML file.")],
     *,
     output: OutputOptions,
-    changes: ExperimentOptions,
+    changes: ConfigOptions,
 ) -> None:
     """Run the experiment of a config file."""
     experiment = load_experiment(config, changes.config_changes() | output.config_changes())
@@ -121,6 +119,12 @@ def run_and_report(experiment: Experiment, name: str, output: OutputOptions) -> 
         raise typer.Exit(0 if result.complete else INTERRUPTED)
     if len(result.frame):
         _write_figures_and_report(experiment, result, folder)
+    _print_results(result, folder, output, console)
+    if not result.complete:
+        raise Interrupted(f"interrupted; continue with --out {folder} --resume.")
+
+
+def _print_results(result: Result, folder: Path, output: OutputOptions, console: Console) -> None:
     if output.as_json:
         print(json.dumps(result.as_dict() | {"out": str(folder)}, indent=2))
     else:
@@ -129,8 +133,6 @@ def run_and_report(experiment: Experiment, name: str, output: OutputOptions) -> 
         console.print(text, soft_wrap=True, highlight=False)
     for warning in (*result.diverged, *result.stalled):
         print_message(f"warning: {warning}")
-    if not result.complete:
-        raise Interrupted(f"interrupted; continue with --out {folder} --resume.")
 
 
 def _run(
@@ -141,24 +143,21 @@ def _run(
     from spodgt.engine import announce_compilation
     from spodgt.experiment import value_of
     from spodgt.training.loggers import TensorBoard
-    from spodgt.training.progress import COMPILING, create_display
+    from spodgt.training.progress import create_display
 
     if output.resume and is_main:
         _check_resume(folder)
     display = None
+    announce = _announce_nothing
+    if is_main and not output.quiet:
+        announce = _print_compilation
     if is_main and not output.as_json and not output.quiet:
         display = create_display(console)
+        announce = display.announce_compilation
     figures.preload()
     callbacks = []
     if output.tensorboard and is_main:
         callbacks.append(TensorBoard(folder / "tensorboard"))
-
-    def announce() -> None:
-        if display:
-            display.announce_compilation()
-        elif is_main and not output.quiet:
-            print(COMPILING, file=sys.stderr)
-
     with no_divergence_warnings(), display or nullcontext(), announce_compilation(announce):
         return training.run(
             experiment,
@@ -168,6 +167,16 @@ def _run(
             progress=display.show if display else False,
             callbacks=callbacks,
         )
+
+
+def _print_compilation() -> None:
+    from spodgt.training.progress import COMPILING
+
+    print(COMPILING, file=sys.stderr)
+
+
+def _announce_nothing() -> None:
+    """On processes other than the main one."""
 
 
 def _check_resume(folder: Path) -> None:
