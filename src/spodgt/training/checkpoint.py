@@ -1,4 +1,4 @@
-"""The log of one method: its evaluations, the checkpoints of its runs, and its form in a file.
+"""Checkpoint files: the log of one method, with its evaluations and the checkpoints of its runs.
 
 Every run has a checkpoint of its own, whether it was interrupted or reached its end. A later call
 continues interrupted runs, and ended runs if their limits have been extended.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from spodgt.record.models import MODELS
+from spodgt.record.models import MAX_MODEL_BYTES
 from spodgt.record.record import Diverged
 from spodgt.record.run_folder import CheckpointFile
 from spodgt.runtimes.loop import Stop
@@ -215,7 +215,7 @@ def _with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor
 
 def reduced_models(models: Tensor) -> Tensor:
     """A copy of the models of all clients in main memory; their average if they are too large."""
-    if models.numel() * models.element_size() > MODELS:
+    if models.numel() * models.element_size() > MAX_MODEL_BYTES:
         models = mean(models)[None]
     return models.detach().to("cpu", copy=True)
 
@@ -225,7 +225,7 @@ def limit_size(checkpoint: RunCheckpoint, max_bytes: int) -> tuple[RunCheckpoint
     """Drop what is too large to keep of a run that has ended.
 
     A state of more than `max_bytes` bytes is reduced to the models x, and these to their average if
-    they take more than `MODELS` bytes.
+    they take more than `MAX_MODEL_BYTES` bytes.
 
     Returns:
         The checkpoint, and whether it holds the average model only.
@@ -235,7 +235,7 @@ def limit_size(checkpoint: RunCheckpoint, max_bytes: int) -> tuple[RunCheckpoint
         return checkpoint, False
     x = checkpoint.state["x"]
     reduced = checkpoint._replace(state={"x": x}, in_flight={}, exchanged=None)
-    if x.numel() * x.element_size() <= MODELS:
+    if x.numel() * x.element_size() <= MAX_MODEL_BYTES:
         return reduced, False
     average = mean(x)[None]
     statistics = mean(checkpoint.statistics)[None]

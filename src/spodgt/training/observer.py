@@ -217,7 +217,7 @@ class Observer:
         self.saved_at = time.monotonic()
 
     def _close_interrupted(self, snapshot: Snapshot) -> None:
-        """Write and keep the checkpoints of all runs of the batch, and close its world; collective."""
+        """Write and keep the checkpoints of all runs, and close the world; collective."""
         save = self.callbacks.save
         if save is not None:
             self.background.wait()
