@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from spodgt.algorithms import describe
 from spodgt.record.models import MAX_MODEL_BYTES
 from spodgt.record.record import Diverged
 from spodgt.record.run_folder import CheckpointFile
 from spodgt.runtimes.loop import Stop
-from spodgt.runtimes.world import Exchanged, RunCheckpoint, Tally
+from spodgt.runtimes.world import Exchanged, Run, RunCheckpoint, Tally
 from spodgt.tensors import mean
 
 if TYPE_CHECKING:
@@ -75,6 +76,39 @@ class MethodLog:
         self.endings.pop(run, None)
         self.finite_at[run] = min(self.finite_at.get(run, 0), checkpoint.k)
         return checkpoint
+
+    def add_divergence(self, run: Run, number: int, k: int) -> None:
+        """Note that a run, with this number in the batch, diverged by round k."""
+        step_size = str(describe(run.algorithm).get("step_size"))
+        finite_at = self.finite_at.get(number, 0)
+        self.diverged.append(Diverged(self.label, run.seed, k, finite_at, step_size))
+
+    def finish_run(
+        self,
+        run: int,
+        checkpoint: RunCheckpoint,
+        stop: Stop,
+        *,
+        diverged: bool,
+        stopped: str,
+        max_bytes: int,
+        copy: bool,
+    ) -> None:
+        """Keep the final checkpoint of a run.
+
+        Args:
+            run: its number in the batch.
+            checkpoint: of its last round.
+            stop: the limits that it had.
+            diverged: whether it diverged.
+            stopped: why it stopped before its limits; empty if it reached them.
+            max_bytes: see `limit_size`.
+            copy: whether to copy tensors, because the memory of the whole batch would be held
+                otherwise.
+        """
+        reduced, averaged = limit_size(checkpoint, max_bytes)
+        self.checkpoints[run] = to_cpu(reduced, copy=copy)
+        self.endings[run] = Ending(stop, diverged, averaged, stopped)
 
     def extract(self, run: int, seed: int) -> MethodLog:
         """The log of one run, in which that run has the number 0."""
