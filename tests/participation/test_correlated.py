@@ -373,7 +373,7 @@ BAD: list[tuple[Callable[[], object], str]] = [
     ),
     (
         lambda: spodgt.Outages().draw(Network.ring(5), 0),
-        "regions needs a network whose clients have positions; use groups=[0, 0, 1].",
+        "regions needs a network with positions of clients; use groups=[0, 0, 1].",
     ),
     (
         lambda: spodgt.Outages(groups=[0, 1]).draw(NETWORK, 0),

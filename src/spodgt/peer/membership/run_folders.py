@@ -49,8 +49,8 @@ from spodgt.peer.process.local_problem import capacity, manifest_problem, proble
 from spodgt.peer.protocol.audit import Audit, audit
 from spodgt.peer.protocol.client_state import state_from
 from spodgt.peer.storage import state_store
-from spodgt.problems import refuse_statistics
 from spodgt.problems.protocols import HasLayout
+from spodgt.problems.running_statistics import refuse_statistics
 from spodgt.types import Problem
 
 

@@ -30,8 +30,8 @@ from spodgt.peer.host.clock import SYSTEM_CLOCK, Clock
 from spodgt.peer.membership.manifest import SCRIPT, Manifest, layout_of
 from spodgt.peer.options import Table
 from spodgt.peer.protocol.client_state import State
-from spodgt.problems import refuse_statistics
 from spodgt.problems.protocols import HasClientWeights
+from spodgt.problems.running_statistics import refuse_statistics
 from spodgt.types import Minibatches, Problem
 from spodgt.validation import from_table
 

@@ -14,7 +14,14 @@ from torch.utils import data as torch_data
 from spodgt._util.text import first_line
 from spodgt.errors import InvalidData
 from spodgt.problems.data.pytree import Tree, leaves, seeded, tree_map
-from spodgt.problems.data.samples import AnySamples, Collate, LazySamples, Readable, Samples
+from spodgt.problems.data.samples import (
+    AnySamples,
+    Collate,
+    JoinedDatasets,
+    LazySamples,
+    Readable,
+    Samples,
+)
 
 Source = torch_data.Dataset[object] | Sequence[object] | Mapping[str, object]
 Clients = Sequence[Source] | Mapping[str, Source]
@@ -60,13 +67,10 @@ class Reader:
         """
         opened = self._open(source, client_label)
         if isinstance(opened, Stack):
-            _check_equal_lengths(opened.tree, client_label)
+            opened = _stack_of_tensors(opened, client_label)
             if _is_pair_of_arrays(opened.tree) and self.collate is None:
-                pair = cast(tuple[object, object], opened.tree)
-                inputs = _to_tensor(pair[0], client_label)
-                targets = _to_tensor(pair[1], client_label)
+                inputs, targets = cast(tuple[Tensor, Tensor], opened.tree)
                 return to_samples(inputs, targets, client_label)
-            opened = Stack(tree_map(lambda leaf: _to_tensor(leaf, client_label), opened.tree))
         elif isinstance(opened, tuple | list) and opened and self._may_stack_pairs:
             samples = _stack_pairs(opened, client_label)
             if samples is not None:
@@ -78,7 +82,8 @@ class Reader:
     def lazy_samples(self, datasets: Sequence[Readable], labels: Sequence[str]) -> LazySamples:
         """Data sets that lie one after the other, read sample by sample."""
         collate = self.collate or torch_data.default_collate
-        return LazySamples(tuple(datasets), tuple(labels), collate, self.whole_batches)
+        joined = JoinedDatasets(tuple(datasets), tuple(labels))
+        return LazySamples(joined, collate, self.whole_batches)
 
     @property
     def _may_stack_pairs(self) -> bool:
@@ -124,6 +129,12 @@ class Reader:
             f"{type(source).__name__}; give (inputs, targets), a list of samples or a torch "
             "Dataset."
         )
+
+
+def _stack_of_tensors(stack: Stack, client_label: str) -> Stack:
+    """The arrays of a stack as tensors, checked for equal lengths."""
+    _check_equal_lengths(stack.tree, client_label)
+    return Stack(tree_map(lambda leaf: _to_tensor(leaf, client_label), stack.tree))
 
 
 def to_samples(inputs: Tensor, targets: Tensor, client_label: str) -> Samples:
