@@ -8,7 +8,7 @@ Against three yardsticks, on the same networks, data, participation and seeds:
 
 Every figure is the best of several repeats; the spread is printed beside it. Sections: memory, svm,
 logistic, busy, methods, outside, large, networks, mixing, rows, million, growth, start. Results: speed.json
-and growth.png in benchmarks/results.
+and growth.png in benchmarks/results; the ratios are appended to history.jsonl.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import history
 import numpy as np
 import torch
 from rich.console import Console
@@ -1079,6 +1080,7 @@ def main() -> None:
     for name in wanted:
         results[name] = makers[name]()
         show(name, results[name])
+        history.append(name, results[name], power)
         if name == "growth":
             results["slope_of_links"] = draw_growth(results[name])
             CONSOLE.print(f"slope of time against links: {results['slope_of_links']:.3f}")
