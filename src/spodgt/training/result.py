@@ -12,7 +12,7 @@ from spodgt import figures
 from spodgt.errors import InvalidInput
 from spodgt.network.names import client_number
 from spodgt.problems.protocols import HasModel
-from spodgt.record.models import MODELS
+from spodgt.record.models import MAX_MODEL_BYTES
 from spodgt.record.record import Record
 from spodgt.runtimes.world import Draw
 from spodgt.tensors import mean
@@ -109,7 +109,7 @@ class Result(Record):
         if len(models) < network.clients:
             raise InvalidInput(
                 f"client={client} is not there: clients' models of more than "
-                f'{MODELS // 2**20} MiB are not kept; use client="average".'
+                f'{MAX_MODEL_BYTES // 2**20} MiB are not kept; use client="average".'
             )
         return problem, models[number]
 

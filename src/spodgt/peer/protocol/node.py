@@ -32,7 +32,7 @@ from spodgt.peer.protocol.running_sums import (
     Refused,
     RolledBack,
 )
-from spodgt.tensors import is_finite
+from spodgt.tensors import is_finite, slices
 
 REBASE_EVERY = 64  # messages after which a quiet link starts from zero
 REBASE_SHORT = (
@@ -179,7 +179,9 @@ class Node:
         state = self.state
         y = state.method.y
         if g is not state.method.g:
-            y = y + g.double() - state.method.g.double()
+            y = y.clone()
+            for part in slices(y.shape[1]):
+                y[0, part] += g[0, part].double() - state.method.g[0, part].double()
             self.dirty |= {"y", "g"}
         self.dirty.add("x")
         self.state = state._replace(
@@ -191,14 +193,16 @@ class Node:
 
     def put_on_links(self, links: Iterable[str]) -> None:
         """Put mass on those of the out-links whose receivers are there."""
+        used = [name for name in links if self._carries(name)]
+        if not used:
+            return
         method = self.state.method
         y = method.y.clone()
         out = dict(self.state.out)
-        for name in links:
-            if self._carries(name):
-                out[name], mass = running_sums.put(out[name], method.y[0], self.short)
-                y -= mass
-                self.dirty |= {"y", f"out:{name}"}
+        for name in used:
+            out[name], mass = running_sums.put(out[name], method.y[0], self.short)
+            y -= mass
+            self.dirty |= {"y", f"out:{name}"}
         self.state = self.state._replace(method=method._replace(y=y), out=out)
 
     def _carries(self, name: str) -> bool:

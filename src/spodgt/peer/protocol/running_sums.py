@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from spodgt.algorithms.compose.codecs import Int8Codec
-from spodgt.tensors import is_finite
+from spodgt.tensors import difference, is_finite, slices
 
 BOUND = 2**62  # of every number: it must fit into a frame, also after many steps
 LARGEST = 1e30  # of a number in a message: sums of some of these still fit into float32
@@ -171,12 +171,11 @@ def put(link: OutLink, y: Tensor, short: bool = False) -> tuple[OutLink, Tensor]
     if short:
         wish = torch.add(link.total, y, alpha=link.weight).to(link.total.dtype)
         new = Int8Codec().quantize(wish[None])[0]
-        mass = new.to(y.dtype).sub_(link.total)
-    else:
-        new = torch.add(link.total, y, alpha=link.weight).to(link.total.dtype)
-        mass = new.to(y.dtype).sub_(
-            link.total
-        )  # exactly the rounded amount that entered σ leaves y
+        return replace(link, total=new, number=link.number + 1), difference(new, link.total)
+    new = torch.empty_like(link.total)
+    for part in slices(len(y)):
+        new[part] = torch.add(link.total[part], y[part], alpha=link.weight)
+    mass = difference(new, link.total)  # exactly the rounded amount that entered σ leaves y
     return replace(link, total=new, number=link.number + 1), mass
 
 
@@ -232,7 +231,7 @@ def take(link: InLink, message: Message) -> Taken:
         return Taken(link)
     check_vectors(message)
     if message.base == link.base:
-        mass, folded = torch.sub(message.total.double(), link.total), None
+        mass, folded = difference(message.total, link.total), None
     elif message.base == link.number:
         mass, folded = message.total.double(), link.total
     else:
