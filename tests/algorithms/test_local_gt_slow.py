@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from spodgt.algorithms import Cosine, method
+from spodgt.algorithms import method
 from spodgt.network import Network, graphs
 from spodgt.participation import Bernoulli
 from spodgt.problems import Quadratic
@@ -74,12 +74,6 @@ def test_worst_client_reaches_the_optimum(fields: dict[str, Any], limit: float) 
         rows = slice(number * CLIENTS, (number + 1) * CLIENTS)
         scale = float(state.c[rows].abs().max())
         assert float((state.y[rows].sum(0) - state.c[rows].sum(0)).abs().max()) < 1e-12 * scale
-
-
-def test_adam_with_a_cosine_schedule_reaches_the_optimum() -> None:
-    schedule = Cosine(0.01, SHORT, end=1e-8)  # the last error is of the order of the last step size
-    runs = sporadic_runs(step_size=schedule, optimizer="Adam")[:2]
-    assert worst_error(runs, final(runs, SHORT).x) < 1e-6
 
 
 @pytest.mark.parametrize(
