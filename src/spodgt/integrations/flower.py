@@ -69,6 +69,9 @@ def run_client_app(
     """
     if not rounds > 0:
         raise InvalidInput(f"rounds must be positive, got {rounds}; use rounds=100.")
+    for key in ("block_steps", "block_seconds"):
+        if key in options:
+            raise InvalidInput(f"{key} has no use here: one round is one block; leave it out.")
     worker = _Worker(app, model, config or {}, run_config or {}, node_config or {})
     optimizer = torch.optim.SGD(worker.trained, lr=1.0)  # never steps; `join` requires one
     with join(folder, model, optimizer, **options) as site:
