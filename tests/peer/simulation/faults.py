@@ -275,6 +275,7 @@ KINDS: dict[str, tuple[Kind, float]] = {  # with the weight of its draw
     "restore": (operator_faults.restore, 1.0),
     "restore_model": (operator_faults.restore_model, 0.5),
     "bad_gradients": (operator_faults.bad_gradients, 1.0),
+    "bad_frames": (operator_faults.bad_frames, 0.5),
     "read_status": (operator_faults.read_status, 0.5),
 }
 
@@ -301,6 +302,7 @@ def heal(cluster: Cluster) -> None:
     # a newcomer cannot spread a version: clients that do not have it refuse its links
     members = [name for name in names_of(cluster.setup) if name in cluster.manifest.linked]
     cluster.give_manifest(cluster.random.choice(members or cluster.manifest.names))
+    cluster.start_ended()
     if cluster.moved:  # some clients may have the old addresses of all that have the newest version
         for name in cluster.manifest.names:
             cluster.give_manifest(name)

@@ -46,7 +46,7 @@ class NewNumbers:
 
     def __init__(self, change: Lie) -> None:
         self.change = change
-        self.number = 0
+        self.number = 1000  # above those of messages that were sent before the lie
 
     def __call__(self, message: Message) -> Message:
         self.number += 1
