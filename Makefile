@@ -60,7 +60,8 @@ lint: $(STAMP)
 
 docs: $(STAMP)
 	$(VENV)/bin/python tools/methods.py
-	RUN=$(RUN) NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
+	RUN=$(RUN) $(VENV)/bin/python tools/write_site.py build/docs
+	$(VENV)/bin/zensical build --strict --clean
 	$(VENV)/bin/python tools/links.py site
 
 simulate: $(STAMP) # peers under random faults, for as long as MINUTES says
@@ -78,4 +79,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build site
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build site .cache

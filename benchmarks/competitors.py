@@ -8,7 +8,7 @@ out for all. Memory is the peak of all processes together, shared pages divided 
 
 Competitors run one after the other, and that again for every repeat. Their venvs are kept in the user's
 cache; decent-bench needs python3.13 on the PATH. Results: benchmarks/results/competitors.json,
-docs/benchmark.md and docs/benchmark.png; `--draw` only draws the last two anew.
+docs/results/benchmark.md and docs/results/benchmark.png; `--draw` only draws the last two anew.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import numpy as np
 HERE = Path(__file__).parent
 ADAPTERS = HERE.absolute() / "adapters"
 RESULTS = HERE / "results" / "competitors.json"
-DOCS = HERE.parent / "docs"
+DOCS = HERE.parent / "docs" / "results"
 TORCH = "torch==2.13.0"
 TARGET = 0.78  # accuracy that all but the slowest reach in their time
 

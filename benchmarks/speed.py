@@ -36,7 +36,7 @@ from rich.table import Table
 
 import spodgt
 from spodgt.algorithms.base import Algorithm, Rate, TrackingState
-from spodgt.kernels.links import Links
+from spodgt.kernels.links import BatchLinks, PlainMixing, mixing_operator, round_weights
 from spodgt.participation.roles import HasRoles
 from spodgt.problems.data.sampling import sample_without_replacement
 from spodgt.problems.gradients import Engine
@@ -201,18 +201,15 @@ def eager(runs: list[Run]) -> Callable[[], None]:
     g = torch.zeros_like(x)
     k = 0
 
-    def plain(z: torch.Tensor, weights: Any, active: Any, keeper: Any) -> torch.Tensor:
-        moved = np.where(active, weights, 0.0)
-        return links.mix_plain(
-            z, moved, active, 1.0 - np.bincount(keeper, moved, minlength=links.clients)
-        )
+    push = PlainMixing(links, round_weights(batch.weights["b"], x.dtype), links.senders)
+    pull = PlainMixing(links, round_weights(batch.weights["a"], x.dtype), links.receivers)
 
     def round() -> None:
         nonlocal x, y, g, k
         k += 1
         now = world.rounds.start(k)
-        y = plain(y, batch.weights["b"], now.links.active.pushing, links.senders)
-        x = plain(x, batch.weights["a"], now.links.active.pull, links.receivers) - 0.01 * y
+        y = push(y, now.links.push)
+        x = pull(x, now.links.pull) - 0.01 * y
         rows = np.flatnonzero(now.active_clients)
         new = torch.zeros_like(x)
         if len(rows):
@@ -227,7 +224,7 @@ def eager(runs: list[Run]) -> Callable[[], None]:
             chosen = torch.from_numpy(held.indices[held.offsets[rows, None] + drawn])
             inputs, targets = problem.samples.take(chosen, x.dtype)
             index = torch.from_numpy(rows)
-            new[index] = engine.grads(x[index], inputs, targets, [])
+            new[index] = engine.with_losses(x[index], inputs, targets, [])[1]
         y = y + new - g
         g = new
 
@@ -582,7 +579,7 @@ def many_clients(clients: int, each: int = 16, side: int = 28, classes: int = 10
         clients=min(clients, 1000),
         partition=IID(),
     )
-    from spodgt.problems.data.sampling import ClientIndices
+    from spodgt.problems.data.samples import ClientIndices
 
     return problem.with_client_indices(ClientIndices(again.numpy(), np.arange(clients + 1) * each))
 
@@ -702,14 +699,15 @@ def mixing(power: dict[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for clients, width in ((10, 10**2), (10, 10**4), (10, 10**6), (10, 10**7), (1000, 10**4)):
         net = geometric(10)(0) if clients == 10 else sparse(clients)(0)
-        links = Links(1, clients, net.receivers, net.senders)
+        links = BatchLinks(1, clients, net.receivers, net.senders)
         x = torch.randn(clients, width)
         active = np.ones(net.links, bool)
         for name, weights, keeper in (
             ("pull", net.a, links.receivers),
             ("push", net.b, links.senders),
         ):
-            work = partial(links.mix, x, weights, active, keeper=keeper)
+            operator = mixing_operator(links, weights, keeper, dtype=x.dtype, device=x.device)
+            work = partial(operator, x, active)
             seconds, spread = best(work, repeats=3)
             share = 2 * x.numel() * 4 / seconds / (power["copy_gb_per_s"] * 1e9)
             rows.append(
@@ -744,13 +742,16 @@ def short_rows() -> list[dict[str, Any]]:
         shuffled = torch.from_numpy(np.random.default_rng(0).permutation(clients))
         for kind, make in (("random", sparse(clients)), ("geometric", plane(clients))):
             net = make(0)
-            links = Links(1, clients, net.receivers, net.senders)
+            links = BatchLinks(1, clients, net.receivers, net.senders)
             for share in (1.0, 0.5):
                 active = np.random.default_rng(1).random(net.links) < share
+                where = {"dtype": x.dtype, "device": x.device}
+                pull = mixing_operator(links, net.a, links.receivers, **where)
+                push = mixing_operator(links, net.b, links.senders, **where)
                 steps: dict[str, Callable[[], Any]] = {
                     "copy": partial(target.copy_, source),
-                    "pull": partial(links.mix, x, net.a, active, keeper=links.receivers),
-                    "push": partial(links.mix, x, net.b, active, keeper=links.senders),
+                    "pull": partial(pull, x, active),
+                    "push": partial(push, x, active),
                     "gather": partial(torch.index_select, x, 0, shuffled, out=out),
                 }
                 seconds = alternating(steps, 7)

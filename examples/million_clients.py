@@ -27,7 +27,7 @@ from rich.progress import track
 import spodgt
 from spodgt import figures
 from spodgt.problems.data import load
-from spodgt.problems.data.sampling import ClientIndices
+from spodgt.problems.data.samples import ClientIndices
 from spodgt.problems.learning import Learning
 from spodgt.problems.losses import cross_entropy
 from spodgt.problems.models import linear

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import spodgt
-from tools import links, pages
+from tools import links, pages, write_site
 
 ROOT = Path(__file__).parents[1]
 # Pages under results are records of runs that took hours; tools/results.py writes them, with notes inside.
@@ -144,3 +144,34 @@ def test_dead_links_are_found(tmp_path: Path) -> None:
         "b.html: a.png is not there",
         "b.html: a.html#end has no such anchor",
     ]
+
+
+def test_links_and_generated_tables_of_the_site(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,y\n1,2\n")
+    (tmp_path / "index.md").write_text(
+        f"[readme]({os.path.relpath(ROOT / 'README.md', tmp_path)}#top)\n\n"
+        f"<!-- table: a.csv -->\n\n{TICKS}text\n[a](b.md)\n{TICKS}\n"
+    )
+    page = write_site.Page(tmp_path / "index.md", "howto/index.md")
+    lines = write_site.Site().render(page, with_pictures=True).splitlines()
+    assert lines[0] == "[readme](../index.md#top)"
+    assert lines[2:5] == ["| x | y |", "| --- | --- |", "| 1 | 2 |"]
+    assert "[a](b.md)" in lines  # code is left as it is
+
+
+def test_a_block_that_is_not_closed_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text(f"{TICKS}python\nx = 1\n\n## Lost\n")
+    page = write_site.Page(tmp_path / "a.md", "a.md")
+    with pytest.raises(ValueError, match=r"a\.md: a block of code is not closed"):
+        write_site.Site().render(page, with_pictures=False)
+
+
+def test_every_page_is_in_the_navigation_or_a_result() -> None:
+    """Pages under results are linked from their overview."""
+    navigation = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:")[2]
+    listed = re.findall(r"(\S+\.md)$", navigation, re.M)
+    pages_of_site = [place for place in write_site.Site().pages if place.endswith(".md")]
+    assert set(listed) <= set(pages_of_site)
+    missing = [place for place in pages_of_site if place not in listed]
+    assert all(place.startswith(("results/", "deploy/", "examples/")) for place in missing)
+    assert len(listed) == len(set(listed))

@@ -56,6 +56,8 @@ def dead(folder: Path) -> list[str]:
 
 
 if __name__ == "__main__":
+    if not any(Path(sys.argv[1]).rglob("*.html")):
+        sys.exit(f"{sys.argv[1]} has no pages")
     lost = dead(Path(sys.argv[1]))
     print("\n".join(lost) or f"no dead link in {sys.argv[1]}")
     sys.exit(bool(lost))

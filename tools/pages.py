@@ -138,6 +138,10 @@ def run_page(page: Path, folder: Path) -> list[str]:
     )
     try:
         out, err = process.communicate(timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(
+            f"{page.relative_to(ROOT)} takes more than {LIMIT:g} s; SPODGT_PAGE_SECONDS sets the limit."
+        ) from None
     finally:  # whatever the page has started ends with it
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

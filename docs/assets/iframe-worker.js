@@ -1,6 +1,11 @@
 // Browsers start no worker for a page that was opened from a folder (file://), so the search would not work there.
 // This stands in for `Worker`: the script runs in a hidden frame, and messages go both ways.
+// As with a worker, the receiver gets a copy, after the call that sends has returned.
 if (location.protocol === "file:") {
+  const later = (data, receive) => {
+    const copy = structuredClone(data);
+    setTimeout(() => receive(copy));
+  };
   window.Worker = class extends EventTarget {
     constructor(url) {
       super();
@@ -20,11 +25,11 @@ if (location.protocol === "file:") {
         script.onload = script.onerror = done;
         page.body.append(script);
       });
-      inner.postMessage = (data) => {
-        const event = new MessageEvent("message", { data });
+      inner.postMessage = (data) => later(data, (copy) => {
+        const event = new MessageEvent("message", { data: copy });
         this.dispatchEvent(event);
         this.onmessage?.(event);
-      };
+      });
       inner.importScripts = (...urls) => Promise.all(urls.map((each) => add(new URL(each, url).href)));
       add(url).then(() => {
         this.inner = inner;
@@ -32,7 +37,9 @@ if (location.protocol === "file:") {
       });
     }
     deliver(data) {
-      this.inner.dispatchEvent(new this.inner.MessageEvent("message", { data }));
+      later(data, (copy) => {
+        this.inner.dispatchEvent(new this.inner.MessageEvent("message", { data: copy }));
+      });
     }
     postMessage(data) {
       this.inner ? this.deliver(data) : this.waiting.push(data);

@@ -21,7 +21,7 @@ _MODULES = {
 }
 _NAMES = {
     "spodgt.algorithms": "ALGORITHMS Algorithm method register",
-    "spodgt.experiment": "Experiment",
+    "spodgt.experiment": "EarlyStopping Experiment",
     "spodgt.network": "GraphFile Network",
     "spodgt.participation": (
         "Always Bernoulli Beta Bursts DayNight EveryK GilbertElliott Intersection Markov OneLink "
@@ -32,7 +32,7 @@ _NAMES = {
     "spodgt.sites.api": "join",
     "spodgt.sweeps.api": "sweep",
     "spodgt.sweeps.tune": "Search tune",
-    "spodgt.training": "Result compare run train",
+    "spodgt.training": "STOP Result compare run train",
 }
 _METHODS = {  # the class of each method in `spodgt.algorithms`, by its module
     "ab": "AB",

@@ -39,7 +39,7 @@ from spodgt.algorithms.spod_gt_memory import SpodGTMemory
 from spodgt.algorithms.sporadic_k_gt import SporadicKGT
 from spodgt.algorithms.subgradient_push import SubgradientPush
 from spodgt.algorithms.tracked_diloco import TrackedDiloco
-from spodgt.experiment import Experiment
+from spodgt.experiment import EarlyStopping, Experiment
 from spodgt.network import GraphFile, Network, graphs
 from spodgt.participation import (
     Always,
@@ -63,7 +63,7 @@ from spodgt.runtimes.events.durations import Time
 from spodgt.sites.api import join
 from spodgt.sweeps.api import sweep
 from spodgt.sweeps.tune import Search, tune
-from spodgt.training import Result, compare, loggers, run, train
+from spodgt.training import STOP, Result, compare, loggers, run, train
 
 __version__: str
 
@@ -81,6 +81,7 @@ __all__ = [
     "SCAFFOLD",
     "SGD",
     "SGP",
+    "STOP",
     "ABPushPull",
     "Algorithm",
     "Always",
@@ -92,6 +93,7 @@ __all__ = [
     "DIGing",
     "DSpodFL",
     "DayNight",
+    "EarlyStopping",
     "EveryK",
     "Experiment",
     "Extra",

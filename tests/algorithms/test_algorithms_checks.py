@@ -206,7 +206,7 @@ def test_the_page_says_what_is_declared() -> None:
 
 
 def test_every_citation_key_is_listed() -> None:
-    page = (ROOT / "docs/references.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/reference/literature.md").read_text(encoding="utf-8")
     listed = set(re.findall(r'<a id="(\w+)"></a>\*\*\1\*\*', page))
     used = {cls.traits.source for cls in ALGORITHMS.values()}
     for path in (ROOT / "src").rglob("*.py"):

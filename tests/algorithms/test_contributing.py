@@ -22,7 +22,7 @@ COPIED = (
     "src",
     "tests",
     "docs/reference/methods.md",
-    "docs/references.md",
+    "docs/reference/literature.md",
     "CONTRIBUTING.md",
     "pyproject.toml",
 )
@@ -91,7 +91,7 @@ def test_the_example_leaves_all_tests_green(tmp_path: Path) -> None:
 
 
 def test_the_skeleton_works_and_is_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "docs")
+    monkeypatch.syspath_prepend(ROOT / "docs/howto")
     Skeleton = import_module("new_method").Skeleton
     assert Skeleton.name not in ALGORITHMS
     problem, network = Quadratic.random(5, 2, seed=1), ring_of(5)

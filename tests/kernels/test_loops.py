@@ -20,7 +20,7 @@ import spodgt
 from spodgt import engine, rng
 from spodgt.algorithms.base import Algorithm, TrackingState
 from spodgt.engine import cache_directory, loops_enabled, use_engine
-from spodgt.kernels.links import Links, matrix_diagonal
+from spodgt.kernels.links import BatchLinks, PlainMixing, mixing_operator, round_weights
 from spodgt.problems import Quadratic
 from spodgt.problems.data.sampling import sample_without_replacement
 from spodgt.problems.gradients.linear import LinearEngine
@@ -30,7 +30,7 @@ from spodgt.problems.models import linear
 from spodgt.runtimes.loop import EvaluationSchedule, Stop, begin, run_rounds
 from spodgt.runtimes.simulator import Simulation
 from spodgt.runtimes.world import Run, Snapshot, Tally
-from spodgt.types import Bools, Minibatches, Round
+from spodgt.types import Bools, Floats, Ints, Minibatches, Round
 
 needs_loops = pytest.mark.skipif(not loops_enabled(), reason="compiled loops are switched off")
 FAMILY = [
@@ -310,17 +310,24 @@ def test_the_number_of_threads_changes_nothing() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
 
 
+def mix(
+    links: BatchLinks, x: torch.Tensor, weights: Floats, active: Bools, keepers: Ints
+) -> torch.Tensor:
+    """The mixing matrix of the active links times x."""
+    operator = mixing_operator(links, weights, keepers, dtype=x.dtype, device=x.device)
+    return operator(x, active)
+
+
 @pytest.mark.parametrize("width", [5, 8, 57, 130, 961])
 def test_rows_of_any_width_and_more_neighbours_than_fit_at_once_are_mixed(width: int) -> None:
     clients, draws = 90, np.random.default_rng(width)
     receivers, senders = np.nonzero(~np.eye(clients, dtype=bool))
-    links = Links(1, clients, receivers, senders)
+    links = BatchLinks(1, clients, receivers, senders)
     weights, active = draws.random(len(senders)) / clients, draws.random(len(senders)) < 0.9
     x = torch.from_numpy(draws.standard_normal((clients, width)))
-    kept = matrix_diagonal(weights, active, receivers, clients)
-    theirs = links.mix_plain(x, np.where(active, weights, 0.0), active, kept)
+    theirs = PlainMixing(links, weights, receivers)(x, active)
     for dtype, far in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
-        ours = links.mix(x.to(dtype), weights, active, keeper=receivers)
+        ours = mix(links, x.to(dtype), weights, active, receivers)
         torch.testing.assert_close(ours.double(), theirs, rtol=far, atol=far)
 
 
@@ -337,32 +344,30 @@ def test_compiled_mixing_is_torchs_mixing(clients: int, runs: int, seed: int, ma
     )
     receivers, senders = (np.array([p[end] for p in pairs], np.int64) for end in (0, 1))
     total = runs * clients
-    links = Links(1 if many else runs, total, receivers, senders)
+    links = BatchLinks(1 if many else runs, total, receivers, senders)
     weights, active = draws.random(len(pairs)) / clients, draws.random(len(pairs)) < 0.5
     x = torch.from_numpy(draws.standard_normal((total, 3)))
     for keeper in (receivers, senders):
-        moved = np.where(active, weights, 0.0)
-        kept = np.ones(total) - np.bincount(keeper, moved, minlength=total)
-        theirs = links.mix_plain(x, moved, active, kept)
-        ours = links.mix(x, weights, active, keeper=keeper)
+        theirs = PlainMixing(links, weights, keeper)(x, active)
+        ours = mix(links, x, weights, active, keeper)
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
 def test_mixed_differences_are_the_mixed_rows_minus_the_rows() -> None:
     draws = np.random.default_rng(0)
     receivers, senders = np.nonzero(~np.eye(6, dtype=bool))
-    links = Links(1, 6, receivers, senders)
+    links = BatchLinks(1, 6, receivers, senders)
     weights, active = draws.random(30) / 6, draws.random(30) < 0.7
     x = torch.from_numpy(draws.standard_normal((6, 1500)))
     differences = links.mix_differences(x, weights, active)
-    mixed = links.mix(x, weights, active, keeper=receivers)
+    mixed = mix(links, x, weights, active, receivers)
     torch.testing.assert_close(differences, mixed - x, rtol=1e-12, atol=1e-12)
 
 
 def test_mixed_differences_of_equal_rows_are_zero() -> None:
     network = spodgt.Network.random_geometric(6, 0.7, seed=0)
     assert network.w is not None
-    links = Links(1, 6, network.receivers, network.senders)
+    links = BatchLinks(1, 6, network.receivers, network.senders)
     x = torch.randn(8).expand(6, 8).contiguous()
     assert not links.mix_differences(x, network.w, np.ones(len(network.w), bool)).any()
 
@@ -378,18 +383,13 @@ def test_rows_of_any_length_and_many_links_are_mixed(width: int, dtype: torch.dt
     receivers, senders = np.nonzero(on & ~np.eye(150, dtype=bool))
     weights, active = draws.random(len(senders)) / 150, draws.random(len(senders)) < 0.7
     x = torch.from_numpy(draws.standard_normal((150, width))).to(dtype)
-    moved = np.where(active, weights, 0.0)
-    kept = np.ones(150) - np.bincount(receivers, moved, minlength=150)
-    links = Links(1, 150, receivers, senders)
-    mixed = links.mix(x, weights, active, keeper=receivers)
-    theirs = links.mix_plain(x, moved, active, kept)
+    links = BatchLinks(1, 150, receivers, senders)
+    mixed = mix(links, x, weights, active, receivers)
+    theirs = PlainMixing(links, round_weights(weights, dtype), receivers)(x, active)
     torch.testing.assert_close(
         mixed, theirs, rtol=0, atol=1e-5 if dtype == torch.float32 else 1e-13
     )
-    alone = [
-        links.mix(x[:, c : c + 1].contiguous(), weights, active, keeper=receivers)
-        for c in range(width)
-    ]
+    alone = [mix(links, x[:, c : c + 1], weights, active, receivers) for c in range(width)]
     assert torch.equal(mixed, torch.cat(alone, 1))  # a number does not depend on the piece it is in
 
 
@@ -432,7 +432,7 @@ def test_compiled_gradients_of_any_size_are_those_of_the_engine(
     held = problem.client_indices
     chosen = torch.from_numpy(held.indices[held.offsets[:-1, None] + drawn])
     inputs, targets = problem.samples.take(chosen, torch.float64)
-    expected = problem.model.engine.grads(x, inputs, targets, [])
+    expected = problem.model.engine.with_losses(x, inputs, targets, [])[1]
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
@@ -455,7 +455,7 @@ def test_compiled_gradients_are_those_of_the_engine(
     inputs, targets = problem.samples.take(chosen, torch.float64)
     assert isinstance(problem.model.engine, LinearEngine)
     torch.testing.assert_close(
-        g, problem.model.engine.grads(x[rows], inputs, targets, []), rtol=1e-10, atol=1e-12
+        g, problem.model.engine.with_losses(x[rows], inputs, targets, [])[1], rtol=1e-10, atol=1e-12
     )
 
 

@@ -1,7 +1,7 @@
 """The failure table: every row is a function that injects a fault and returns what was measured.
 
-`python -m tests.peer.failures [ROW ...]` runs rows and prints rows of docs/peer-failures.csv. Rows that need
-root or a part of the kernel that is missing raise `Skipped` with the reason.
+`python -m tests.peer.failures [ROW ...]` runs rows and prints rows of docs/results/peer-failures.csv.
+Rows that need root or a part of the kernel that is missing raise `Skipped` with the reason.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def test_seeds_in_a_batch_are_weighted_as_alone(name: str) -> None:
 
 
 def test_a_part_of_the_samples_keeps_the_weights_of_all() -> None:
-    from spodgt.problems.data.sampling import ClientIndices
+    from spodgt.problems.data.samples import ClientIndices
 
     problem = problem_of("samples")
     parts = [problem.client_indices[client][:2] for client in range(3)]

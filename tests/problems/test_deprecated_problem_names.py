@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import spodgt
-from spodgt.problems.data.sampling import ClientIndices
+from spodgt.problems.data.samples import ClientIndices
 from spodgt.problems.models.transformer import transformer
 
 OLD_PARAMETERS = {
@@ -32,8 +32,8 @@ def test_holdings_is_client_indices() -> None:
         assert problem.with_holdings(thin).sizes().tolist() == [1, 1]
 
 
-def test_the_module_samples_is_data_sampling() -> None:
-    with pytest.warns(DeprecationWarning, match=r"use spodgt\.problems\.data\.sampling\.ClientI"):
+def test_the_module_samples_is_data_samples() -> None:
+    with pytest.warns(DeprecationWarning, match=r"use spodgt\.problems\.data\.samples\.ClientI"):
         from spodgt.problems.samples import Holdings
     assert Holdings is ClientIndices
 

@@ -15,7 +15,7 @@ from spodgt.errors import InvalidData, InvalidInput
 from spodgt.experiment import Experiment
 from spodgt.problems import Learning, classification
 from spodgt.problems.data import IID
-from spodgt.problems.data.sampling import Samples
+from spodgt.problems.data.samples import Samples
 
 SIZES = (10, 7, 2)
 RING = spodgt.Network.ring(3)

@@ -15,6 +15,7 @@ from torch.testing import assert_close
 
 from spodgt import Learning, rng
 from spodgt.problems.data.pytree import seed_all, seeded
+from spodgt.problems.data.sampling import MinibatchReader
 from spodgt.problems.gradients.loop import LoopEngine
 from spodgt.types import Minibatches
 
@@ -301,7 +302,8 @@ def test_an_engine_that_was_used_can_be_copied_and_sent() -> None:
     assert isinstance(engine, LoopEngine)
     x = models_of(problem, torch.float32)
     first = problem.grad(x, minibatches())
-    inputs, targets = problem.data.minibatch(minibatches(), 5, x.device, x.dtype)
+    reader = MinibatchReader(problem.data)
+    inputs, targets = reader.read(minibatches(), 5, x.device, x.dtype)
     for other in (copy.deepcopy(engine), pickle.loads(pickle.dumps(engine))):
         assert other.copies == {}
-        assert torch.equal(other.grads(x, inputs, targets, [0] * CLIENTS), first)
+        assert torch.equal(other.with_losses(x, inputs, targets, [0] * CLIENTS)[1], first)

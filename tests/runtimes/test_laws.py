@@ -15,10 +15,10 @@ from torch import Tensor
 import spodgt
 from spodgt.algorithms import ALGORITHMS, method
 from spodgt.kernels import links as mixing
-from spodgt.kernels.links import Links
+from spodgt.kernels.links import BatchLinks
 from spodgt.problems import Quadratic, classification
 from spodgt.problems.data import IID, Dirichlet, LabelsPerClient, Partition
-from spodgt.problems.data.sampling import Samples
+from spodgt.problems.data.samples import Samples
 from spodgt.runtimes.simulator import Simulation
 from spodgt.types import Minibatches
 from tests.strategies import METHODS, SEEDS, as_run, networks, participations, worlds
@@ -109,17 +109,16 @@ def test_dense_sparse_and_compiled_mixing_agree(clients: int, runs: int, seed: i
     offsets = np.repeat(np.arange(runs) * clients, network.links)
     receivers = np.tile(network.receivers, runs) + offsets
     senders = np.tile(network.senders, runs) + offsets
-    links = Links(runs, runs * clients, receivers, senders)
+    links = BatchLinks(runs, runs * clients, receivers, senders)
     x = torch.from_numpy(rng.standard_normal((runs * clients, 3)))
     active, weights = rng.random(len(receivers)) < 0.6, np.tile(network.b, runs)
-    compiled = links.mix(x, weights, active, keeper=senders)
-    moved = np.where(active, weights, 0.0)
-    kept = np.ones(runs * clients) - np.bincount(senders, moved, minlength=runs * clients)
+    operator = mixing.mixing_operator(links, weights, senders, dtype=x.dtype, device=x.device)
+    compiled = operator(x, active)
     with pytest.MonkeyPatch.context() as patch:
         for limit, dense in ((mixing._MAX_DENSE_CLIENTS, True), (0, False)):
             patch.setattr(mixing, "_MAX_DENSE_CLIENTS", limit)
             assert links.dense == dense
-            close(links.mix_plain(x, moved, active, kept), compiled)
+            close(mixing.PlainMixing(links, weights, senders)(x, active), compiled)
 
 
 # --- tracking --------------------------------------------------------------------------------------

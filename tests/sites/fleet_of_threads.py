@@ -84,7 +84,7 @@ def make_run(
 
 
 def run_sites(names: list[str], train: Callable[[int, str], object], seconds: float = 120) -> None:
-    """Call `train(number, name)` for each site in a thread of its own; the first failure is raised."""
+    """Call `train(number, name)` for each site in a thread; the first failure is raised."""
     failures: list[BaseException] = []
 
     def guarded(number: int, name: str) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from spodgt.errors import Failed, InvalidInput
 from spodgt.sites.correction import Correction
-from spodgt.sites.hooks import OptimizerHooks, check_parameters, unwrap_optimizer
+from spodgt.sites.hooks import OptimizerHooks, check_model, check_parameters, unwrap_optimizer
 from spodgt.sites.layout import model_row
 
 D = 0.25  # the correction y - c in these tests
@@ -281,6 +281,104 @@ def test_optimizers_that_cannot_be_corrected_are_refused() -> None:
 
     with pytest.raises(InvalidInput, match="shards its state"):
         unwrap_optimizer(ZeroRedundancyOptimizer(model.parameters(), lr=0.1))
+
+
+def test_sharded_models_and_optimizers_are_refused_by_name() -> None:
+    class FSDPModule:
+        pass
+
+    class FSDPLinear(FSDPModule, nn.Linear):
+        pass
+
+    with pytest.raises(InvalidInput, match="wrapped in FSDPModule, which shards parameters"):
+        check_model(nn.Sequential(FSDPLinear(2, 2)))
+
+    class ZeroOptimizer:
+        optimizer = torch.optim.SGD(Weights().parameters(), lr=0.1)
+
+    ZeroOptimizer.__module__ = "deepspeed.runtime.zero"
+    with pytest.raises(InvalidInput, match="ZeroOptimizer shards its state"):
+        unwrap_optimizer(ZeroOptimizer())
+
+
+def test_closure_that_is_evaluated_twice_is_refused() -> None:
+    class Twice(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            closure()
+            return closure()
+
+    model = Weights()
+    optimizer = Twice(model.parameters(), lr=1.0)
+    with (
+        hooked(model, optimizer),
+        pytest.raises(Failed, match="Twice evaluates its closure more than once"),
+    ):
+        optimizer.step(lambda: backward(model, 0.5))
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+def test_early_correction_unscales_gradients_unless_the_script_has(unscale: bool) -> None:
+    model = Weights()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    correction = Correction(model_row(model))
+    correction.set_correction(torch.full((3,), D))
+    hooks = OptimizerHooks(optimizer, correction, lambda: None, lambda text: None, scaler)
+    torch.autograd.backward(scaler.scale(0.5 * model.w.sum()))
+    if unscale:
+        scaler.unscale_(optimizer)
+    hooks.correct()
+    scaler.step(optimizer)
+    scaler.update()
+    hooks.remove()
+    assert torch.allclose(correction.gradient_sum, torch.full((3,), 0.5))
+    assert torch.allclose(model.w, torch.full((3,), 1.0 - 0.5 - D))
+
+
+def test_early_correction_without_a_step_does_not_hide_the_next_gradient() -> None:
+    model = Weights()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with hooked(model, optimizer) as (correction, hooks, _):
+        backward(model, 2.0)
+        hooks.correct()
+        optimizer.zero_grad()
+        backward(model, 0.5)
+        hooks.correct()
+        optimizer.step()
+        assert correction.steps == 2
+    assert torch.allclose(model.w, torch.full((3,), 1.0 - 0.5 - D))
+
+
+def test_loading_states_and_copies_keep_the_hooks() -> None:
+    model = Weights()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with hooked(model, optimizer) as (correction, _, _):
+        optimizer.load_state_dict(optimizer.state_dict())
+        model.load_state_dict(model.state_dict())
+        backward(model, 0.5)
+        optimizer.step()
+        assert correction.steps == 1
+
+
+def test_compiled_step_and_compiled_model_are_corrected() -> None:
+    model = Weights()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with warnings.catch_warnings(), hooked(model, optimizer) as (correction, _, _):
+        warnings.simplefilter("ignore")
+        step = torch.compile(optimizer.step, backend="eager")
+        for _ in range(2):
+            optimizer.zero_grad()
+            backward(model, 0.5)
+            step()
+        assert correction.steps == 2
+    assert torch.allclose(model.w, torch.full((3,), 1.0 - 2 * (0.5 + D)))
+
+
+def test_model_on_another_device_than_at_joining_is_refused() -> None:
+    model = nn.Linear(2, 1)
+    model.bias = nn.Parameter(torch.empty(1, device="meta"))
+    with pytest.raises(InvalidInput, match="bias is on meta, others were on cpu"):
+        Correction(model_row(model))
 
 
 def test_wrapped_optimizer_is_found() -> None:

@@ -49,6 +49,41 @@ def test_mixing_moves_parameters_and_statistics_towards_the_row() -> None:
     assert int(statistics.num_batches_tracked) == 0  # type: ignore[arg-type]
 
 
+def test_mixing_with_an_interval_moves_to_the_nearest_value_in_it() -> None:
+    """A quantized model that may equal the own one does not move it; local progress is kept."""
+    model = nn.Linear(1, 3, bias=False)
+    row = model_row(model)
+    model.weight.data[:, 0] = torch.tensor([0.0, 1.0, 2.0])
+    received = torch.tensor([0.05, 2.0, 0.0])
+    row.mix(received, 0.5, torch.full((3,), 0.1))
+    assert torch.allclose(model.weight[:, 0], torch.tensor([0.0, 1.45, 1.05]))
+
+
+def test_names_without_prefixes_stay_distinct() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = nn.Linear(1, 1)
+            self.weight = nn.Parameter(torch.zeros(2))
+
+    layout = model_row(Model()).layout
+    assert sorted(spec.name for spec in layout.parameters) == [
+        "module.bias",
+        "module.weight",
+        "weight",
+    ]
+
+
+def test_complex_parameters_are_refused_and_frozen_ones_are_not() -> None:
+    model = nn.Module()
+    model.z = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    with pytest.raises(InvalidInput, match=r"z is complex64; train torch\.view_as_real"):
+        model_row(model)
+    model.z.requires_grad_(False)
+    model.x = nn.Parameter(torch.zeros(2))
+    assert model_row(model).layout.frozen
+
+
 def test_layout_survives_the_manifest_and_names_the_first_difference() -> None:
     layout = model_row(network()).layout
     again = RowLayout.from_table(layout.to_table())

@@ -41,7 +41,7 @@ def update_page(page: str) -> str:
     """The text of docs/reference/methods.md with a new table between its markers."""
     lines = [["method", *_PAGE.values(), "messages × vectors"], ["---"] * (len(_PAGE) + 2)]
     for row in table():
-        source = f"[source](../references.md#{row['source']})"
+        source = f"[source](literature.md#{row['source']})"
         cost = row["messages"] if row["vectors"] == "–" else f"{row['messages']} × {row['vectors']}"
         lines.append([f"`{row['method']}` {source}", *(row[key] for key in _PAGE), cost])
     rows = "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -29,6 +29,7 @@ from spodgt.cli import (  # noqa: F401  # noqa: F401
     network,
     peer,
     report,
+    simulate,
     sweep,
     theory,
     tune,

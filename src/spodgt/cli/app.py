@@ -89,6 +89,10 @@ class ExperimentOptions:
     delay: Annotated[str | None, text_option("Stop before this delay.")] = None
     rounds: Annotated[str | None, text_option("Stop after this many rounds.")] = None
     seconds: Annotated[str | None, text_option("Stop after this much virtual time.")] = None
+    patience: Annotated[
+        str | None, text_option("Stop a run after this many evaluations without a better value.")
+    ] = None
+    keep: Annotated[str | None, text_option("best: keep the best models, too.", "best")] = None
     labels_per_client: Annotated[
         str | None, text_option("Number of classes per client; 10 is IID.")
     ] = None
@@ -110,6 +114,10 @@ class ExperimentOptions:
         if self.seeds is not None:
             changes["run.seeds"] = value_of(self.seeds)
         changes |= self._stop_conditions()
+        if self.patience is not None:
+            changes["run.stop_when.patience"] = value_of(self.patience)
+        if self.keep is not None:
+            changes["run.keep"] = self.keep
         if self.labels_per_client is not None:
             changes["problem.partition.kind"] = "labels-per-client"
             changes["problem.partition.labels"] = value_of(self.labels_per_client)

@@ -33,6 +33,9 @@ def export(
     mean: Annotated[
         bool, flag("--mean", "Export the running mean; needs layer running_mean.")
     ] = False,
+    best: Annotated[
+        bool, flag("--best", "Export the models of the best evaluation; needs keep = 'best'.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write a trained model as safetensors, with the tensor names of torch's state_dict."""
@@ -40,7 +43,7 @@ def export(
 
     from spodgt.network.names import client_number
     from spodgt.record import Record
-    from spodgt.record.models import RUNNING_MEAN, read_model
+    from spodgt.record.models import BEST, RUNNING_MEAN, read_model
     from spodgt.record.run_folder import write
 
     record = Record.read(folder)
@@ -53,7 +56,13 @@ def export(
         network = record.drawn()[seed]
         number = client_number(client, network.names, network.clients, "--client")
         client = network.label(number)
-    label = method + RUNNING_MEAN if mean else method
+    if mean and best:
+        raise InvalidInput("--best and --mean are different models; drop one of them.")
+    label = method
+    if mean:
+        label += RUNNING_MEAN
+    if best:
+        label += BEST
     tensors = read_model(folder, label, seed, number)
     write(file, save(tensors, {"method": method, "seed": str(seed), "client": client}))
     numbers = sum(tensor.numel() for tensor in tensors.values())

@@ -1,5 +1,6 @@
 """What is run: `Experiment` and its options, TOML in and out, and the draw of a seed."""
 
+from spodgt.experiment.early_stopping import EarlyStopping
 from spodgt.experiment.experiment import Experiment
 from spodgt.experiment.problem_recipes import (
     PROBLEMS,
@@ -17,6 +18,7 @@ __all__ = [
     "PROBLEMS",
     "Classification",
     "Draw",
+    "EarlyStopping",
     "Experiment",
     "ExperimentOptions",
     "ProblemRecipe",

@@ -23,6 +23,7 @@ from spodgt.algorithms import LAYERS, describe
 from spodgt.algorithms.base import Algorithm
 from spodgt.engine import ENGINES
 from spodgt.errors import InvalidConfig, InvalidInput, caller_level
+from spodgt.experiment.early_stopping import EarlyStopping, read_early_stopping
 from spodgt.experiment.toml import Table
 from spodgt.runtimes.events.durations import Time
 from spodgt.validation import Field, Number, Whole, choices, from_table, recipe, to_table
@@ -63,6 +64,8 @@ class ExperimentOptions(TypedDict, total=False):
     seeds: int | Iterable[int]
     evaluations: int
     every: int | None
+    stop_when: EarlyStopping | Mapping[str, object] | None
+    keep: str | None
     dtype: torch.dtype
     device: str | torch.device
     autocast: str | None
@@ -112,6 +115,12 @@ def _check_layers(value: object) -> object:
     return value
 
 
+def _check_keep(value: object) -> object:
+    if value not in (None, "best"):
+        raise InvalidConfig(f"keep={value!r} is not known; use 'best', or leave it out.")
+    return value
+
+
 def _check_dtype(value: object) -> object:
     if value not in _DTYPES:
         raise InvalidConfig(f"dtype={value!r} is not known; choose {' or '.join(_DTYPES)}.")
@@ -157,6 +166,10 @@ class RunOptions:
         seconds: Stop after so many seconds of virtual time.
         evaluations: The approximate number of evaluations of a run.
         every: Evaluate after every so many rounds instead.
+        stop_when: Early stopping of every method and seed on its own: a `spodgt.EarlyStopping`, in a
+            config a table such as { metric = "loss", patience = 10 }. None: runs end at the limits.
+        keep: "best" keeps the models of the best evaluation beside the last ones, by the metric of
+            `stop_when`, else by the accuracy or the loss. None: the last models only.
         dtype: float32 or float64; in Python torch.float32 or torch.float64.
         device: A device of torch for models and data, such as cpu or cuda.
         autocast: "bf16" computes forward passes of gradients in bfloat16, by `torch.autocast`;
@@ -186,6 +199,8 @@ class RunOptions:
     seconds: Annotated[Number | None, Field(gt=0, allow_inf_nan=False, examples=[60.0])] = None
     evaluations: Annotated[Whole, Field(gt=0)] = 25
     every: Annotated[Whole | None, Field(gt=0, examples=[100])] = None
+    stop_when: Annotated[EarlyStopping | None, BeforeValidator(read_early_stopping)] = None
+    keep: Annotated[str | None, BeforeValidator(_check_keep), Field(examples=["best"])] = None
     dtype: Annotated[str, BeforeValidator(_check_dtype)] = "float32"
     device: str = "cpu"
     autocast: Annotated[str | None, BeforeValidator(_check_autocast), Field(examples=["bf16"])] = (

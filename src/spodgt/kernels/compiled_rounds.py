@@ -7,8 +7,8 @@ otherwise.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +18,7 @@ from spodgt.algorithms.base import Algorithm
 from spodgt.algorithms.compose.schedules import with_fixed_rate
 from spodgt.engine import fits_loops
 from spodgt.kernels.coefficients import STEP_SIZE, CoefficientTables
-from spodgt.kernels.links import Links, columns_per_block
+from spodgt.kernels.links import columns_per_block
 from spodgt.kernels.program import MATRICES, Program, trace
 from spodgt.kernels.steps import Activity, Batch, State, rebuild
 from spodgt.kernels.tracing import PUSH, NotLinear
@@ -27,8 +27,7 @@ from spodgt.thread_pool import run_tasks
 from spodgt.types import Array, Bools, Floats, Ints
 
 if TYPE_CHECKING:
-    from spodgt.kernels.run_program import Coefficients, Draws, Operations, RunLinks, RunMemory
-    from spodgt.problems.gradients.linear_model import Scratch
+    from spodgt.kernels.run_program import Operations
 
 _MAX_STATE = 2**27  # numbers of a state that is copied into the memory of its runs, at most
 
@@ -49,8 +48,8 @@ class CompiledRounds:
     data: LinearData
     batch_sizes: Ints
     tables: CoefficientTables | None = None  # once a state has been traced
+    runs: Sequence[CompiledRun] = ()  # as well
     fields: Tensor | None = None  # (fields, clients, parameters) of the state
-    run_memories: dict[int, tuple[RunMemory, Scratch]] = field(default_factory=dict)
     is_linear: bool = True  # False once tracing has failed
 
     @classmethod
@@ -82,124 +81,41 @@ class CompiledRounds:
 
     def advance(self, state: State, activity: Activity) -> State | None:
         """The state after these rounds; None if the method's own step is needed."""
-        if not fits_loops(*state) or not self._trace(state):
+        if not fits_loops(*state):
             return None
-        assert self.tables is not None
-        program = self.tables.program
+        if self.tables is None and self.is_linear:
+            self._trace(state)
+        if self.tables is None:
+            return None
         names = self.algorithm.traits.state
-        fields = self._load(state)
+        fields = self._load(state, self.tables.program)
         given = dict(zip(names, state, strict=True))
-        narrow = {name: given[name] for name in program.narrow}
+        narrow = {name: given[name] for name in self.tables.program.narrow}
         factors, masks, narrow = self.tables.evaluate(activity, narrow)
         weights = self.tables.weights(activity)
-        self._advance_runs(_Rounds(activity, factors, masks, weights, self.tables.active(activity)))
+        active = self.tables.active(activity)
+        rounds = _Rounds(activity.first, factors, masks, weights, active)
+        self._advance_runs(rounds)
         after = {**fields, **narrow}
         return rebuild(state, [after[name] for name in names])
 
-    def _advance_runs(self, rounds: _Rounds) -> None:
-        """Advance all runs, one task for each."""
-        from spodgt.kernels.run_program import advance_run
-        from spodgt.problems.gradients.linear_model import padded_stride
+    def _trace(self, state: State) -> None:
+        """Trace the step with the first state, and prepare the runs."""
+        try:
+            program = trace(with_fixed_rate(self.algorithm, STEP_SIZE), state)
+        except NotLinear:
+            self.is_linear = False
+            return
+        operations = _operations(program, max(self.batch.sizes))
+        self.tables = CoefficientTables(self.batch, self.algorithm, program)
+        self.runs = [
+            CompiledRun(run, self.batch, self.data, self.batch_sizes, operations)
+            for run in range(len(self.batch.sizes))
+        ]
 
-        assert self.fields is not None
-        fields = self.fields.numpy().reshape(-1)
-        parameters = self.batch.problem.parameters
-        stride = padded_stride(self.data, fields.dtype)
-
-        def advance(run: int) -> None:
-            low, high = self._span(run)
-            starts = (np.arange(len(self._program.fields)) * len(self.batch.p) + low) * parameters
-            memory, scratch = self._run_memory(run, stride)
-            coefficients = rounds.coefficients(low, high)
-            links = rounds.links(self.batch.links, low, high)
-            draws = self._draws(run, rounds, stride)
-            advance_run(
-                fields,
-                starts,
-                memory,
-                self._operations,
-                coefficients,
-                links,
-                draws,
-                self.data,
-                stride,
-                scratch,
-            )
-
-        run_tasks(advance, range(len(self.batch.sizes)), fields.size * len(rounds.activity.cost))
-
-    # --- one run ---------------------------------------------------------------------------------
-    def _span(self, run: int) -> tuple[int, int]:
-        """The first client of a run, and the first of the next."""
-        return int(self.batch.starts[run]), int(self.batch.starts[run + 1])
-
-    def _draws(self, run: int, rounds: _Rounds, stride: int) -> Draws:
-        from spodgt.kernels.run_program import Draws
-        from spodgt.problems.gradients.linear_model import chunk_length
-
-        low, high = self._span(run)
-        sizes = self.batch_sizes[low:high]
-        chunks = np.array([chunk_length(stride, size) for size in sizes.tolist()], np.int64)
-        keys = self.batch.keys[low:high]
-        client_index = self.batch.client_index[low:high]
-        return Draws(np.arange(low, high), keys, client_index, sizes, chunks, rounds.activity.first)
-
-    def _run_memory(self, run: int, stride: int) -> tuple[RunMemory, Scratch]:
-        """Memory of a run, with padded rows; reused by the next call."""
-        from spodgt.kernels.run_program import RunMemory
-        from spodgt.problems.gradients.linear_model import Scratch
-
-        if run not in self.run_memories:
-            low, high = self._span(run)
-            pointers = self.batch.links.pointers
-            dtype = self.batch.p.numpy().dtype
-            shape = high - low, self.data.classes * stride
-            memory = RunMemory.create(
-                self._operations, shape, int(pointers[high] - pointers[low]), dtype
-            )
-            scratch = Scratch.create(self.data, int(self.batch_sizes[low:high].max()), dtype)
-            self.run_memories[run] = memory, scratch
-        return self.run_memories[run]
-
-    # --- the program -------------------------------------------------------------------------------
-    @property
-    def _program(self) -> Program:
-        assert self.tables is not None
-        return self.tables.program
-
-    def _trace(self, state: State) -> bool:
-        """Trace the step with the first state; returns whether it is linear."""
-        if self.tables is None and self.is_linear:
-            try:
-                program = trace(with_fixed_rate(self.algorithm, STEP_SIZE), state)
-                self.tables = CoefficientTables(self.batch, self.algorithm, program)
-            except NotLinear:
-                self.is_linear = False
-        return self.is_linear
-
-    @cached_property
-    def _operations(self) -> Operations:
-        from spodgt.kernels.run_program import Operations
-
-        program = self._program
-        uses_matrix = np.zeros(len(MATRICES), bool)
-        for matrix, is_wide in program.mixed:
-            uses_matrix[matrix] |= is_wide
-        return Operations(
-            program.before,
-            program.after,
-            program.terms,
-            uses_matrix,
-            program.gradient_at,
-            program.lasting,
-            program.blocks,
-            program.rows,
-            columns_per_block(max(self.batch.sizes)),
-        )
-
-    def _load(self, state: State) -> dict[str, Tensor]:
+    def _load(self, state: State, program: Program) -> dict[str, Tensor]:
         """Copy the fields of the state that are whole rows into memory of this object."""
-        names = self._program.fields
+        names = program.fields
         if self.fields is None:
             self.fields = state[0].new_empty(len(names), *state[0].shape)
         given = dict(zip(self.algorithm.traits.state, state, strict=True))
@@ -209,38 +125,119 @@ class CompiledRounds:
                 memory.copy_(given[name])
         return fields
 
+    def _advance_runs(self, rounds: _Rounds) -> None:
+        """Advance all runs, one task for each."""
+        assert self.fields is not None
+        count, clients, parameters = self.fields.shape
+        fields = self.fields.numpy().reshape(-1)
+        first_rows = np.arange(count) * clients
+
+        def advance(run: int) -> None:
+            self.runs[run].advance(fields, first_rows, parameters, rounds)
+
+        run_tasks(advance, range(len(self.runs)), fields.size * len(rounds.masks))
+
+
+class CompiledRun:
+    """One run of a batch: its clients, links and memory, prepared once for many rounds.
+
+    Args:
+        run: Its number in the batch.
+        batch: All runs.
+        data: The linear model.
+        batch_sizes: (clients of the batch,) samples of a mini-batch.
+        operations: The program of a round.
+    """
+
+    def __init__(
+        self, run: int, batch: Batch, data: LinearData, batch_sizes: Ints, operations: Operations
+    ) -> None:
+        from spodgt.kernels.run_program import Draws, RunMemory
+        from spodgt.problems.gradients.linear_model import Scratch, chunk_length, padded_stride
+
+        dtype = batch.p.numpy().dtype
+        self.data = data
+        self.operations = operations
+        self.stride = padded_stride(data, dtype)
+        self.first = int(batch.starts[run])  # client of the batch
+        self.end = int(batch.starts[run + 1])
+        clients = slice(self.first, self.end)
+        pointers = batch.links.pointers[self.first : self.end + 1]
+        self.links = slice(pointers[0], pointers[-1])
+        self.pointers = pointers - pointers[0]
+        self.senders = batch.links.senders[self.links] - self.first
+        sizes = batch_sizes[clients]
+        self.draws = Draws(
+            rows=np.arange(self.first, self.end),
+            keys=batch.keys[clients],
+            client_index=batch.client_index[clients],
+            batch_sizes=sizes,
+            chunks=np.array([chunk_length(self.stride, n) for n in sizes.tolist()], np.int64),
+            first_round=0,
+        )
+        shape = self.end - self.first, data.classes * self.stride
+        self.memory = RunMemory.create(operations, shape, len(self.senders), dtype)
+        self.scratch = Scratch.create(data, int(sizes.max()), dtype)
+
+    def advance(self, fields: Array, first_rows: Ints, parameters: int, rounds: _Rounds) -> None:
+        """Advance the fields of this run by some rounds, in place.
+
+        Args:
+            fields: All fields of all clients of the batch, flat.
+            first_rows: (fields,) the row with which each field begins.
+            parameters: Numbers of a row.
+            rounds: Of the batch.
+        """
+        from spodgt.kernels.run_program import Coefficients, RunLinks, advance_run
+
+        clients = slice(self.first, self.end)
+        masks = _contiguous(rounds.masks[:, :, clients])
+        factors = _contiguous(rounds.factors[:, :, clients])
+        weights = _contiguous(rounds.weights[:, :, self.links])
+        active = _contiguous(rounds.active[:, :, self.links])
+        advance_run(
+            fields,
+            (first_rows + self.first) * parameters,
+            self.memory,
+            self.operations,
+            Coefficients(factors, masks, np.asarray(masks.any(2))),
+            RunLinks(self.pointers, self.senders, weights, active),
+            self.draws._replace(first_round=rounds.first),
+            self.data,
+            self.stride,
+            self.scratch,
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class _Rounds:
     """Inputs of some rounds, for the whole batch."""
 
-    activity: Activity
+    first: int  # number of the first round
     factors: Array  # (rounds or 1, coefficients, clients)
     masks: Bools  # (rounds, masks, clients)
     weights: Floats  # (matrices, rounds or 1, links)
     active: Bools  # (1 or 2, rounds, links)
 
-    def coefficients(self, low: int, high: int) -> Coefficients:
-        """Coefficients and masks of the clients of a run, from `low` to `high`."""
-        from spodgt.kernels.run_program import Coefficients
 
-        factors = _contiguous(self.factors[:, :, low:high])
-        masks = _contiguous(self.masks[:, :, low:high])
-        return Coefficients(factors, masks, np.asarray(masks.any(2)))
+def _operations(program: Program, clients: int) -> Operations:
+    """A program as loops read it, for runs with up to so many clients."""
+    from spodgt.kernels.run_program import Operations
 
-    def links(self, links: Links, low: int, high: int) -> RunLinks:
-        """The links of the clients of a run, from `low` to `high`."""
-        from spodgt.kernels.run_program import RunLinks
-
-        pointers = links.pointers[low : high + 1]
-        first = pointers[0]
-        last = pointers[-1]
-        return RunLinks(
-            pointers - first,
-            links.senders[first:last] - low,
-            _contiguous(self.weights[:, :, first:last]),
-            _contiguous(self.active[:, :, first:last]),
-        )
+    uses_matrix = np.zeros(len(MATRICES), bool)
+    for matrix, is_wide in program.mixed:
+        uses_matrix[matrix] |= is_wide
+    return Operations(
+        program.before,
+        program.after,
+        program.terms,
+        uses_matrix,
+        program.gradient_at,
+        program.lasting,
+        program.blocks,
+        program.rows,
+        columns_per_block(clients),
+    )
 
 
 def _contiguous(array: Array) -> Array:

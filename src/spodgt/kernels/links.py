@@ -5,12 +5,13 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from spodgt.engine import fits_loops
+from spodgt.engine import loops_enabled
 from spodgt.types import Array, Bools, Floats, Ints
 
 _MAX_DENSE_CLIENTS = 64  # of a run; with more, a sparse matrix is faster
@@ -25,7 +26,7 @@ def columns_per_block(clients: int) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Links:
+class BatchLinks:
     """The links of a batch of runs as one disjoint union, sorted by receiver."""
 
     runs: int  # of equal size; 1 if runs differ in size
@@ -44,84 +45,122 @@ class Links:
         """Whether one batched matrix product mixes all runs."""
         return self.clients % self.runs == 0 and self.clients // self.runs <= _MAX_DENSE_CLIENTS
 
-    def mix(self, x: Tensor, weights: Floats, active: Bools, *, keeper: Ints) -> Tensor:
-        """Multiply the mixing matrix of the active links by x.
-
-        Args:
-            x: (clients, width).
-            weights: (links,) entries of the matrix.
-            active: (links,) mask of active links.
-            keeper: (links,) the end of each link with the remaining weight on the diagonal:
-                `receivers` for a row-stochastic matrix, `senders` for a column-stochastic one.
-
-        Returns:
-            (clients, width).
-        """
-        # in the precision of the models: the diagonal is one minus the weights that are used
-        rounded = weights.astype(torch.empty(0, dtype=x.dtype).numpy().dtype)
-        diagonal = matrix_diagonal(rounded, active, keeper, self.clients)
-        return self.mix_with(x, rounded, active, diagonal)
-
-    def mix_with(self, x: Tensor, weights: Array, active: Bools, diagonal: Floats) -> Tensor:
-        """As `mix`, with weights in the precision of x and a given `diagonal` (clients,)."""
-        if not fits_loops(x):
-            return self.mix_plain(x, np.where(active, weights, 0.0), active, diagonal)
-        from spodgt.kernels.mixing import mix_matrix
-
-        out = torch.empty_like(x)
-        mix_matrix(
-            x.numpy(),
-            out.numpy(),
-            self.pointers,
-            self.senders,
-            np.array(weights, np.float64),
-            np.ascontiguousarray(active),
-            diagonal,
-            columns_per_block(self.clients),
-        )
-        return out
-
     def mix_differences(self, x: Tensor, weights: Floats, active: Bools) -> Tensor:
         """Multiply the mixing matrix of the active links minus the identity by x.
 
-        Computed from differences of rows, with small rounding errors if rows nearly agree;
-        `mix(x) - x` has the errors of x.
+        Computed from differences of rows, with small rounding errors if rows nearly agree; the
+        product minus x has the errors of x.
         """
         on = np.flatnonzero(active)
         out = torch.zeros_like(x)
         add_rows(out, x, self.receivers[on], self.senders[on], weights[on], own=x)
         return out
 
-    def mix_plain(self, x: Tensor, weights: Floats, active: Bools, diagonal: Floats) -> Tensor:
-        """`mix_with` in PyTorch, on any device.
+
+class MixingOperator(Protocol):
+    """A mixing matrix with the entries of the active links, multiplied with stacked models.
+
+    The diagonal is one minus the entries that are used, summed by the clients that keep the rest.
+    """
+
+    def __call__(self, x: Tensor, active: Bools) -> Tensor:
+        """Multiply the matrix by x.
 
         Args:
             x: (clients, width).
-            weights: (links,) entries off the diagonal, zero for inactive links.
-            active: (links,).
-            diagonal: (clients,).
+            active: (links,) mask of active links.
+
+        Returns:
+            (clients, width).
         """
-        if self.dense:
-            m = self.clients // self.runs
-            matrix = np.zeros((self.clients, m))
-            matrix[self.receivers, self.senders % m] = weights
-            matrix[np.arange(self.clients), np.arange(self.clients) % m] = diagonal
-            blocks = torch.from_numpy(matrix).to(x).view(self.runs, m, m)
-            return torch.bmm(blocks, x.view(self.runs, m, -1)).view_as(x)
+        ...
+
+    def with_diagonal(self, x: Tensor, active: Bools, diagonal: Floats) -> Tensor: ...  # (clients,)
+
+
+def mixing_operator(
+    links: BatchLinks,
+    weights: Floats,
+    keepers: Ints,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> MixingOperator:
+    """The operator of some links, for many rounds: a compiled loop on a CPU, otherwise PyTorch.
+
+    Args:
+        links: of a batch.
+        weights: (links,) entries of the matrix.
+        keepers: (links,) the end of each link with the remaining weight on the diagonal:
+            `receivers` for a row-stochastic matrix, `senders` for a column-stochastic one.
+        dtype: of the models, in which weights are rounded.
+        device: of the models.
+    """
+    rounded = round_weights(weights, dtype)
+    if device.type != "cpu" or not loops_enabled():
+        return PlainMixing(links, rounded, keepers)
+    from spodgt.kernels.mixing import CompiledMixing
+
+    return CompiledMixing(links, rounded, keepers)
+
+
+def round_weights(weights: Floats, dtype: torch.dtype) -> Floats:
+    """Weights in the precision of the models, so that a matrix and its diagonal fit together."""
+    return torch.from_numpy(np.asarray(weights, np.float64)).to(dtype).double().numpy()
+
+
+def matrix_diagonal(weights: Array, active: Bools, keepers: Ints, clients: int) -> Floats:
+    """(clients,) one minus the weights of the active links, summed by `keepers`."""
+    used = np.where(active, weights, 0.0)
+    return np.asarray(1.0 - np.bincount(keepers, used, minlength=clients), np.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class PlainMixing:
+    """The `MixingOperator` in PyTorch, on any device."""
+
+    links: BatchLinks
+    weights: Floats  # (links,)
+    keepers: Ints  # (links,)
+
+    def __call__(self, x: Tensor, active: Bools) -> Tensor:
+        diagonal = matrix_diagonal(self.weights, active, self.keepers, self.links.clients)
+        return self.with_diagonal(x, active, diagonal)
+
+    def with_diagonal(self, x: Tensor, active: Bools, diagonal: Floats) -> Tensor:
+        """The product with a matrix with this diagonal (clients,)."""
+        if self.links.dense:
+            return self._multiply_dense(x, active, diagonal)
+        return self._multiply_sparse(x, active, diagonal)
+
+    def _multiply_dense(self, x: Tensor, active: Bools, diagonal: Floats) -> Tensor:
+        """One batched product of the matrices of all runs."""
+        links = self.links
+        m = links.clients // links.runs
+        clients = np.arange(links.clients)
+        matrix = np.zeros((links.clients, m))
+        matrix[links.receivers, links.senders % m] = np.where(active, self.weights, 0.0)
+        matrix[clients, clients % m] = diagonal
+        blocks = torch.from_numpy(matrix).to(x).view(links.runs, m, m)
+        return torch.bmm(blocks, x.reshape(links.runs, m, -1)).view_as(x)
+
+    def _multiply_sparse(self, x: Tensor, active: Bools, diagonal: Floats) -> Tensor:
+        links = self.links
+        clients = np.arange(links.clients)
         on = np.flatnonzero(active)
         # links are sorted by receiver; with the diagonal first in each row they remain so
-        rows = np.concatenate([np.arange(self.clients), self.receivers[on]])
+        rows = np.concatenate([clients, links.receivers[on]])
         order = np.argsort(rows, kind="stable")
-        columns = np.concatenate([np.arange(self.clients), self.senders[on]])[order]
-        values = np.concatenate([diagonal, weights[on]])[order]
-        pointers = np.r_[0, np.cumsum(np.bincount(rows, minlength=self.clients))]
+        columns = np.concatenate([clients, links.senders[on]])[order]
+        values = np.concatenate([diagonal, self.weights[on]])[order]
+        pointers = np.r_[0, np.cumsum(np.bincount(rows, minlength=links.clients))]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # CSR support of torch is in beta
             sparse = torch.sparse_csr_tensor(
                 torch.from_numpy(pointers).to(x.device),
                 torch.from_numpy(columns).to(x.device),
                 torch.from_numpy(values).to(x),
-                (self.clients, self.clients),
+                (links.clients, links.clients),
             )
             mixed: Tensor = sparse @ x
             return mixed
@@ -172,9 +211,3 @@ def move_into_intervals(
     distance = centre[source] - x[into]
     outside = (distance.abs() - half_length[source]).clamp(min=0)
     return x.clone().index_add_(0, into, weight * distance.sign() * outside)
-
-
-def matrix_diagonal(weights: Array, active: Bools, keepers: Ints, clients: int) -> Floats:
-    """(clients,) one minus the weights of the active links, summed by `keepers`; see `Links.mix`."""
-    used = np.where(active, weights, 0.0)
-    return np.asarray(1.0 - np.bincount(keepers, used, minlength=clients), np.float64)

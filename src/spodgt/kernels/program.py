@@ -19,10 +19,10 @@ from spodgt.kernels.steps import State, rebuild
 from spodgt.kernels.tracing import (
     ONE,
     Column,
-    Node,
+    ExpressionNode,
     NotLinear,
-    Rows,
     Symbol,
+    SymbolicRows,
     Terms,
     TracedRound,
     to_node,
@@ -98,13 +98,13 @@ def trace(algorithm: Algorithm, state: State) -> Program:
         NotLinear: The step has operations that programs do not have.
     """
     names = algorithm.traits.state
-    leaves: dict[str, Node] = {}
+    leaves: dict[str, ExpressionNode] = {}
     symbols: list[Symbol] = []
     width = state[0].shape[1]
     for name, tensor in zip(names, state, strict=True):
         if tensor.shape[1] == width > 1:
-            leaves[name] = Node("field")
-            symbols.append(Rows({leaves[name]: ONE}))
+            leaves[name] = ExpressionNode("field")
+            symbols.append(SymbolicRows({leaves[name]: ONE}))
         elif tensor.shape[1] == 1:
             symbols.append(Column("field", (name,)))
         else:
@@ -115,10 +115,10 @@ def trace(algorithm: Algorithm, state: State) -> Program:
     except TypeError as error:  # an operation between a symbol and something else
         raise NotLinear(str(error)) from error
 
-    results: dict[str, Node] = {}
+    results: dict[str, ExpressionNode] = {}
     narrow: dict[str, Column] = {}
     for name, value in zip(names, after, strict=True):
-        if isinstance(value, Rows) != (name in leaves):
+        if isinstance(value, SymbolicRows) != (name in leaves):
             raise NotLinear("its state")
         if name in leaves:
             results[name] = to_node(value)
@@ -139,10 +139,10 @@ class _Graph:
         results: The nodes that become fields.
     """
 
-    def __init__(self, round: TracedRound, results: Iterable[Node]) -> None:
+    def __init__(self, round: TracedRound, results: Iterable[ExpressionNode]) -> None:
         assert round.gradient_point is not None
         self.gradient = round.gradient
-        self.order: list[Node] = []
+        self.order: list[ExpressionNode] = []
         for node in (round.gradient_point, *results):
             self._visit(node)
         self.dependent = {round.gradient}  # nodes that depend on the gradient
@@ -157,23 +157,23 @@ class _Graph:
             self._hoist(node, round.computes)
 
     @property
-    def before(self) -> list[Node]:
+    def before(self) -> list[ExpressionNode]:
         """Nodes that are computed before the gradient."""
         return [node for node in self.order if node not in self.dependent]
 
     @property
-    def after(self) -> list[Node]:
+    def after(self) -> list[ExpressionNode]:
         """Nodes that are computed after the gradient."""
         return [node for node in self.order if node in self.dependent]
 
-    def _visit(self, node: Node) -> None:
+    def _visit(self, node: ExpressionNode) -> None:
         """Append a node after its sources."""
         for source in node.sources:
             self._visit(source)
         if node not in self.order and node.kind in ("mix", "difference", "sum"):
             self.order.append(node)
 
-    def _hoist(self, node: Node, computes: Column) -> None:
+    def _hoist(self, node: ExpressionNode, computes: Column) -> None:
         """Compute the terms of a sum that do not depend on the gradient before it."""
         sums = node.value
         if sums is None or sums.mask != computes or self.gradient not in sums.if_true:
@@ -184,9 +184,11 @@ class _Graph:
         if is_empty or self.dependent.intersection((*rest, *sums.if_false)):
             return
         is_selection = rest != sums.if_false
-        early = to_node(Rows(rest, sums.mask, sums.if_false) if is_selection else Rows(rest))
+        early = to_node(
+            SymbolicRows(rest, sums.mask, sums.if_false) if is_selection else SymbolicRows(rest)
+        )
         self._visit(early)
-        node.value = Rows({early: ONE, self.gradient: coefficient}, sums.mask, {early: ONE})
+        node.value = SymbolicRows({early: ONE, self.gradient: coefficient}, sums.mask, {early: ONE})
 
 
 class _Assembler:
@@ -195,16 +197,16 @@ class _Assembler:
     def __init__(
         self,
         program: Program,
-        leaves: dict[str, Node],
-        results: dict[str, Node],
+        leaves: dict[str, ExpressionNode],
+        results: dict[str, ExpressionNode],
         round: TracedRound,
     ) -> None:
         assert round.gradient_point is not None
         self.program = program
         self.gradient_point = round.gradient_point
         self.graph = _Graph(round, results.values())
-        self.register: dict[Node, int] = {}  # current register of each node
-        self.result_registers: dict[int, Node] = {}  # the node that each field becomes
+        self.register: dict[ExpressionNode, int] = {}  # current register of each node
+        self.result_registers: dict[int, ExpressionNode] = {}  # the node that each field becomes
         for number, name in enumerate(leaves):
             self.register[leaves[name]] = number
             self.result_registers[number] = results[name]
@@ -221,9 +223,9 @@ class _Assembler:
         self.program.terms = np.array(self.emitter.terms, np.int64).reshape(-1, 2)
 
     # --- registers -------------------------------------------------------------------------------
-    def _lasting_registers(self) -> dict[Node, list[int]]:
+    def _lasting_registers(self) -> dict[ExpressionNode, list[int]]:
         """The registers of nodes that are results, or needed after the gradient."""
-        homes: dict[Node, list[int]] = {}
+        homes: dict[ExpressionNode, list[int]] = {}
         open_registers = []  # of fields that are computed after the gradient
         for register, node in self.result_registers.items():
             if node in self.graph.dependent:
@@ -241,14 +243,14 @@ class _Assembler:
                 homes[node] = [self._take_register(node, open_registers)]
         return homes
 
-    def _needed_after_gradient(self) -> list[Node]:
+    def _needed_after_gradient(self) -> list[ExpressionNode]:
         """Nodes computed before the gradient that are read after it, without repetition."""
         needed = [self.gradient_point]
         for node in self.graph.after:
             needed += node.sources
         return [node for node in dict.fromkeys(needed) if node not in self.graph.dependent]
 
-    def _take_register(self, node: Node, open_registers: list[int]) -> int:
+    def _take_register(self, node: ExpressionNode, open_registers: list[int]) -> int:
         """An open register, if possible of a result that depends on the node; or a new one."""
         if not open_registers:
             self.program.lasting += 1
@@ -261,9 +263,9 @@ class _Assembler:
         open_registers.remove(register)
         return register
 
-    def _guards(self, homes: dict[Node, list[int]]) -> dict[Node, Column]:
+    def _guards(self, homes: dict[ExpressionNode, list[int]]) -> dict[ExpressionNode, Column]:
         """Nodes that are used only in rounds with an exchange, and the condition of this."""
-        guards: dict[Node, Column] = {}
+        guards: dict[ExpressionNode, Column] = {}
         for node in reversed(self.graph.before):
             if node in homes:
                 continue
@@ -278,7 +280,7 @@ class _Assembler:
 
     # --- operations ------------------------------------------------------------------------------
     def _operations_before(
-        self, homes: dict[Node, list[int]], guards: dict[Node, Column]
+        self, homes: dict[ExpressionNode, list[int]], guards: dict[ExpressionNode, Column]
     ) -> list[Operation]:
         """Operations before the gradient, after which the nodes of `homes` are in their registers."""
         operations: list[Operation] = []
@@ -331,11 +333,11 @@ class _Assembler:
             copies += [self.emitter.copy(target, home) for home in homes if home != target]
         return operations + copies
 
-    def _next_after(self, waiting: list[Node]) -> tuple[Node, int | None]:
+    def _next_after(self, waiting: list[ExpressionNode]) -> tuple[ExpressionNode, int | None]:
         """A node with computed sources, if possible with a free result register."""
         ready = [node for node in waiting if not set(node.sources) & set(waiting)]
         for node in ready:
-            still_read: set[Node] = set()
+            still_read: set[ExpressionNode] = set()
             for other in waiting:
                 if other is not node:
                     still_read.update(other.sources)
@@ -344,10 +346,10 @@ class _Assembler:
                 return node, register
         return ready[0], None
 
-    def _result_registers_of(self, node: Node) -> list[int]:
+    def _result_registers_of(self, node: ExpressionNode) -> list[int]:
         return [number for number, result in self.result_registers.items() if result is node]
 
-    def _free_register(self, candidates: list[int], still_read: set[Node]) -> int | None:
+    def _free_register(self, candidates: list[int], still_read: set[ExpressionNode]) -> int | None:
         """The first candidate that holds no node that is still read."""
         occupied = {self.register.get(node) for node in still_read}
         for register in candidates:
@@ -356,7 +358,9 @@ class _Assembler:
         return None
 
 
-def _condition_of_use(node: Node, user: Node, user_guard: Column | None) -> Column | None:
+def _condition_of_use(
+    node: ExpressionNode, user: ExpressionNode, user_guard: Column | None
+) -> Column | None:
     """The condition on the round under which `user` reads the node."""
     sums = user.value
     if sums is None or node in sums.if_false:
@@ -369,7 +373,7 @@ def _condition_of_use(node: Node, user: Node, user_guard: Column | None) -> Colu
 class _Emitter:
     """Creates operations, and numbers the blocks, coefficients and masks of a program."""
 
-    def __init__(self, program: Program, register: dict[Node, int]) -> None:
+    def __init__(self, program: Program, register: dict[ExpressionNode, int]) -> None:
         self.program = program
         self.register = register
         self.terms: list[tuple[int, int]] = []
@@ -379,7 +383,7 @@ class _Emitter:
         self.program.blocks += 1
         return self.program.lasting + self.program.blocks - 1
 
-    def compute(self, node: Node, target: int, guard: int) -> list[Operation]:
+    def compute(self, node: ExpressionNode, target: int, guard: int) -> list[Operation]:
         """The operations that compute a node."""
         if node.source is not None:
             kind = MIX if node.kind == "mix" else DIFFERENCE

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from spodgt.kernels.links import Links
+from spodgt.kernels.links import BatchLinks
 from spodgt.participation.roles import Roles
 from spodgt.types import ActiveLinks, Bools, Floats, Ints, Problem, Words
 
@@ -54,7 +54,7 @@ class Batch(Protocol):
     @property
     def starts(self) -> Ints: ...  # the first client of every run, and the end
     @property
-    def links(self) -> Links: ...
+    def links(self) -> BatchLinks: ...
     @property
     def weights(self) -> dict[str, Floats]: ...  # (links,) "a", "b" and, for two-way links, "w"
     @property

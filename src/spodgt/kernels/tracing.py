@@ -1,6 +1,6 @@
 """Symbolic tensors: a step that is called with them is recorded as an expression graph.
 
-`Rows` represents (clients, parameters), `Column` for one number per client. They support sums,
+`SymbolicRows` represents (clients, parameters), `Column` for one number per client. They support sums,
 factors per client, selection by a condition on the client, mixing and one gradient; any other
 operation raises `NotLinear`.
 """
@@ -38,7 +38,7 @@ class Symbol:
         if name == "where" and not kwargs:
             return where(*args)
         if name == "zeros_like":
-            return Rows()
+            return SymbolicRows()
         if name not in _OPERATIONS or kwargs:
             raise NotLinear(name)
         return _OPERATIONS[name](to_symbol(args[0]), to_symbol(args[1]))
@@ -107,16 +107,16 @@ class ClientValues:
 
 
 @dataclass(eq=False)
-class Node:
+class ExpressionNode:
     """Rows of all clients in memory: a field, the gradient, or the result of an operation."""
 
     kind: str  # field, gradient, mix, difference, sum
-    source: Node | None = None  # of a mix or difference
+    source: ExpressionNode | None = None  # of a mix or difference
     matrix: int = 0  # of a mix or difference
-    value: Rows | None = None  # of a sum
+    value: SymbolicRows | None = None  # of a sum
 
     @property
-    def sources(self) -> list[Node]:
+    def sources(self) -> list[ExpressionNode]:
         """The nodes that it is computed from."""
         if self.source is not None:
             return [self.source]
@@ -125,11 +125,11 @@ class Node:
         return []
 
 
-Terms = dict[Node, Column]  # a sum of nodes with coefficients
+Terms = dict[ExpressionNode, Column]  # a sum of nodes with coefficients
 
 
 @dataclass(eq=False)
-class Rows(Symbol):
+class SymbolicRows(Symbol):
     """(clients, parameters): the sum `if_true`; or one of two sums, selected by `mask`."""
 
     if_true: Terms = field(default_factory=dict)
@@ -164,9 +164,9 @@ def to_symbol(value: object) -> Symbol:
     raise NotLinear(type(value).__name__)
 
 
-def to_rows(symbol: object) -> Rows:
+def to_rows(symbol: object) -> SymbolicRows:
     """The symbol, if it represents rows."""
-    if not isinstance(symbol, Rows):
+    if not isinstance(symbol, SymbolicRows):
         raise NotLinear("a column in the place of rows")
     return symbol
 
@@ -203,8 +203,8 @@ def _fold_integers(op: str, left: Column, right: Column) -> Column | None:
     return constant(a * b)
 
 
-def _scale(rows: Rows, op: str, factor: Column) -> Rows:
-    return Rows(
+def _scale(rows: SymbolicRows, op: str, factor: Column) -> SymbolicRows:
+    return SymbolicRows(
         _scale_terms(rows.if_true, op, factor), rows.mask, _scale_terms(rows.if_false, op, factor)
     )
 
@@ -223,15 +223,15 @@ def _add_terms(left: Terms, right: Terms) -> Terms:
 def _add(left: Symbol, right: Symbol) -> Symbol:
     if isinstance(left, Column) and isinstance(right, Column):
         return _calculate("+", left, right)
-    if not (isinstance(left, Rows) and isinstance(right, Rows)):
+    if not (isinstance(left, SymbolicRows) and isinstance(right, SymbolicRows)):
         raise NotLinear("a number added to rows")
     if left.mask is not None and right.mask is not None and left.mask != right.mask:
-        right = Rows({to_node(right): ONE})
+        right = SymbolicRows({to_node(right): ONE})
     mask = left.mask or right.mask
     if_true = _add_terms(left.if_true, right.if_true)
     if mask is None:
-        return Rows(if_true)
-    return Rows(if_true, mask, _add_terms(left.otherwise, right.otherwise))
+        return SymbolicRows(if_true)
+    return SymbolicRows(if_true, mask, _add_terms(left.otherwise, right.otherwise))
 
 
 def _subtract(left: Symbol, right: Symbol) -> Symbol:
@@ -243,9 +243,9 @@ def _subtract(left: Symbol, right: Symbol) -> Symbol:
 def _multiply(left: Symbol, right: Symbol) -> Symbol:
     if isinstance(left, Column) and isinstance(right, Column):
         return _calculate("*", left, right)
-    if isinstance(right, Rows):
+    if isinstance(right, SymbolicRows):
         left, right = right, left
-    if not (isinstance(left, Rows) and isinstance(right, Column)):
+    if not (isinstance(left, SymbolicRows) and isinstance(right, Column)):
         raise NotLinear("rows times rows")
     return _scale(left, "*", right)
 
@@ -275,22 +275,22 @@ def where(mask: object, if_true: object, if_false: object) -> Symbol:
         return Column("where", (mask, true_symbol, false_symbol))
     true_rows = _unmasked(true_symbol, mask)
     false_rows = _unmasked(false_symbol, mask)
-    return Rows(true_rows.if_true, mask, false_rows.otherwise)
+    return SymbolicRows(true_rows.if_true, mask, false_rows.otherwise)
 
 
-def _unmasked(symbol: Symbol, mask: Column) -> Rows:
+def _unmasked(symbol: Symbol, mask: Column) -> SymbolicRows:
     """The rows of a symbol, stored in a node if they depend on another mask."""
-    rows = Rows() if symbol == ZERO else to_rows(symbol)
+    rows = SymbolicRows() if symbol == ZERO else to_rows(symbol)
     if rows.mask is None or rows.mask == mask:
         return rows
-    return Rows({to_node(rows): ONE})
+    return SymbolicRows({to_node(rows): ONE})
 
 
-def to_node(rows: Rows) -> Node:
+def to_node(rows: SymbolicRows) -> ExpressionNode:
     """The node of rows; those that are a sum become a node, from which they are read from now on."""
     if rows.mask is None and list(rows.if_true.values()) == [ONE]:
         return next(iter(rows.if_true))
-    node = Node("sum", value=Rows(rows.if_true, rows.mask, rows.if_false))
+    node = ExpressionNode("sum", value=SymbolicRows(rows.if_true, rows.mask, rows.if_false))
     rows.if_true = {node: ONE}
     rows.mask = None
     rows.if_false = {}
@@ -331,15 +331,15 @@ class TracedRound:
     reset_tracker = Column("input", ("reset_tracker",))
 
     def __init__(self) -> None:
-        self.gradient_point: Node | None = None  # the models at which gradients are taken
-        self.gradient = Node("gradient")
+        self.gradient_point: ExpressionNode | None = None  # the models at which gradients are taken
+        self.gradient = ExpressionNode("gradient")
         self.mixed: list[tuple[int, bool]] = []  # matrix, and whether rows or a column
 
-    def grad(self, x: object) -> Rows:
+    def grad(self, x: object) -> SymbolicRows:
         if self.gradient_point is not None:
             raise NotLinear("a second gradient")
         self.gradient_point = to_node(to_rows(x))
-        return Rows({self.gradient: ONE}, self.computes)
+        return SymbolicRows({self.gradient: ONE}, self.computes)
 
     def pull(self, x: object) -> Symbol:
         return self._mix(PULL, x)
@@ -350,15 +350,15 @@ class TracedRound:
     def gossip(self, x: object) -> Symbol:
         return self._mix(GOSSIP, x)
 
-    def gossip_difference(self, x: object) -> Rows:
+    def gossip_difference(self, x: object) -> SymbolicRows:
         self.mixed.append((GOSSIP, True))
-        return Rows({Node("difference", to_node(to_rows(x)), GOSSIP): ONE})
+        return SymbolicRows({ExpressionNode("difference", to_node(to_rows(x)), GOSSIP): ONE})
 
     def __getattr__(self, name: str) -> NoReturn:
         raise NotLinear(name)
 
     def _mix(self, matrix: int, x: object) -> Symbol:
-        self.mixed.append((matrix, isinstance(x, Rows)))
+        self.mixed.append((matrix, isinstance(x, SymbolicRows)))
         if isinstance(x, Column):
             return Column("mix", (matrix, x))
-        return Rows({Node("mix", to_node(to_rows(x)), matrix): ONE})
+        return SymbolicRows({ExpressionNode("mix", to_node(to_rows(x)), matrix): ONE})

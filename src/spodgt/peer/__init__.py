@@ -10,6 +10,6 @@
     monitoring    console, Prometheus metrics, web page
     testing       several local peers, the demonstration
 
-A package imports only from those above it. `docs/peer.md` explains the protocol,
-`docs/peer-results.md` has the failure table. Needs the extra `peer`.
+A package imports only from those above it. `docs/explanation/peers.md` explains the protocol,
+`docs/results/peers.md` has the failure table. Needs the extra `peer`.
 """

@@ -13,7 +13,7 @@ from spodgt.errors import InvalidData
 from spodgt.problems.data.client_data import ClientData
 from spodgt.problems.data.evaluation_data import ALL_CLIENTS, EvaluationBatch, EvaluationData
 from spodgt.problems.data.pytree import Tree, clone, concat, tree_map
-from spodgt.problems.data.sampling import MAX_BLOCK_NUMBERS
+from spodgt.problems.data.samples import MAX_BLOCK_NUMBERS
 from spodgt.problems.gradients import Engine, Many
 from spodgt.problems.metrics import Metric, count_correct
 from spodgt.problems.models.trainable_model import TrainableModel

@@ -21,7 +21,11 @@ from torch import Tensor, nn
 
 from spodgt._util.deprecation import warn_renamed
 from spodgt.errors import InvalidInput
-from spodgt.problems.client_gradients import ClientGradients
+from spodgt.problems.client_gradients import (
+    FullGradients,
+    minibatch_gradients,
+    read_linear_data,
+)
 from spodgt.problems.data import Dataset, Partition
 from spodgt.problems.data.client_data import BatchSize, ClientData
 from spodgt.problems.data.client_sources import read_client_data
@@ -29,7 +33,7 @@ from spodgt.problems.data.client_weights import EQUAL, SAMPLES, ClientWeights
 from spodgt.problems.data.evaluation_data import EvaluationData
 from spodgt.problems.data.holdout import DEFAULT_FRACTION, Holdout, check_fraction
 from spodgt.problems.data.readers import Clients, Reader, Source
-from spodgt.problems.data.sampling import ClientIndices, Collate, Samples
+from spodgt.problems.data.samples import ClientIndices, Collate, Samples
 from spodgt.problems.evaluation import Evaluator
 from spodgt.problems.gradients import Layout
 from spodgt.problems.losses import Loss
@@ -42,6 +46,7 @@ from spodgt.problems.models.trainable_model import TrainableModel
 from spodgt.problems.objective import Objective, check_loss
 from spodgt.problems.protocols import (
     CompiledGradient,
+    GradientFunction,
     HasClientNames,
     HasClientWeights,
     HasIdentity,
@@ -50,6 +55,7 @@ from spodgt.problems.protocols import (
     HasSamples,
     HasValidation,
     LinearData,
+    PreparesGradients,
 )
 from spodgt.types import Better, Evaluation, Floats, Ints, Minibatches, Problem
 
@@ -66,6 +72,7 @@ class Learning(
     HasSamples,
     HasValidation,
     CompiledGradient,
+    PreparesGradients,
 ):
     """A model trained by clients that each hold their own data.
 
@@ -466,17 +473,30 @@ class Learning(
         return float(len(self.client_indices.indices)) * self.model.multiplications
 
     def grad(self, x: Tensor, batches: Minibatches) -> Tensor:
-        gradients = ClientGradients(self.model, self.data)
-        return gradients.of_minibatches(x, batches, self.linear_data(x.dtype))
+        return self._minibatch_gradients(x.dtype)(x, batches)
+
+    def gradient_function(self, dtype: torch.dtype) -> GradientFunction:
+        """`grad` for many rounds with models of `dtype`: looks up once what these share."""
+        if self._has_own_gradients:
+            return self.grad
+        return self._minibatch_gradients(dtype)
+
+    def _minibatch_gradients(self, dtype: torch.dtype) -> GradientFunction:
+        return minibatch_gradients(self.model, self.data, self.linear_data(dtype))
 
     def full(self, x: Tensor, rows: Ints) -> tuple[Tensor, Tensor]:
-        return ClientGradients(self.model, self.data).of_all_samples(x, rows)
+        return FullGradients(self.model, self.data)(x, rows)
 
     def linear_data(self, dtype: torch.dtype) -> LinearData | None:
         """The data of a linear model for compiled loops; None if loops cannot be used."""
-        if type(self).grad is not Learning.grad:  # a subclass with other gradients
+        if self._has_own_gradients:
             return None
-        return ClientGradients(self.model, self.data).linear_data(dtype)
+        return read_linear_data(self.model, self.data, dtype)
+
+    @property
+    def _has_own_gradients(self) -> bool:
+        """Whether a subclass computes other gradients."""
+        return type(self).grad is not Learning.grad
 
     @property
     def metrics(self) -> Mapping[str, Better]:

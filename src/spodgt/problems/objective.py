@@ -7,6 +7,7 @@ name `model` of its first parameter, calls the model itself on batches of any fo
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from spodgt.errors import InvalidInput
-from spodgt.problems.data.pytree import Tree, call, tensor_leaves, tree_map
+from spodgt.problems.data.pytree import Tree, tensor_leaves, tree_map
 from spodgt.problems.losses import Loss, cross_entropy, multi_margin, one_vs_rest, total_weight
 
 _CLASS_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss)
@@ -65,7 +66,7 @@ class Objective:
         with self.precision(inputs):
             if self.calls_model:
                 return self.loss(module, join_batch(inputs, targets))
-            outputs = call(module, inputs)
+            outputs = call_module(module, inputs)
         return self.of(self.widened(outputs), targets)
 
     def precision(self, inputs: Tree) -> AbstractContextManager[object]:
@@ -104,6 +105,15 @@ class Objective:
         if isinstance(targets, Tensor):
             return total_weight(self.loss, targets)
         return float(count)
+
+
+def call_module(module: nn.Module, inputs: Tree) -> Tree:
+    """Call a module: model(**inputs) for a mapping, model(*inputs) for a tuple or list."""
+    if isinstance(inputs, Mapping):
+        return module(**inputs)
+    if isinstance(inputs, tuple | list):
+        return module(*inputs)
+    return module(inputs)
 
 
 def join_batch(inputs: Tree, targets: Tree) -> Tree:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from spodgt.types import Floats, Ints, Problem
+from spodgt.types import Floats, Ints, Minibatches, Problem
 
 
 @runtime_checkable
@@ -97,6 +98,16 @@ class HasLayout(Protocol):
 
     @property
     def layout(self) -> TensorLayout: ...
+
+
+GradientFunction = Callable[[Tensor, Minibatches], Tensor]  # as `Problem.grad`
+
+
+@runtime_checkable
+class PreparesGradients(Protocol):
+    """A problem that resolves once what the gradients of many rounds share."""
+
+    def gradient_function(self, dtype: torch.dtype) -> GradientFunction: ...  # of models of `dtype`
 
 
 class LinearData(NamedTuple):

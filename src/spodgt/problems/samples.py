@@ -1,14 +1,14 @@
-"""Deprecated: `spodgt.problems.data.sampling`. Removed in the next release."""
+"""Deprecated: `spodgt.problems.data.samples` and `.sampling`. Removed in the next release."""
 
 from __future__ import annotations
 
 from spodgt._util.deprecation import renamed_attribute
 
-_SAMPLING = "spodgt.problems.data.sampling"
+_DATA = "spodgt.problems.data"
 _RENAMED = {
-    "Holdings": f"{_SAMPLING}.ClientIndices",
-    "Samples": f"{_SAMPLING}.Samples",
-    "without_replacement": f"{_SAMPLING}.sample_without_replacement",
+    "Holdings": f"{_DATA}.samples.ClientIndices",
+    "Samples": f"{_DATA}.samples.Samples",
+    "without_replacement": f"{_DATA}.sampling.sample_without_replacement",
 }
 
 

@@ -25,4 +25,9 @@ def user_code_errors(
     except InvalidInput:
         raise
     except Exception as error:
-        raise InvalidInput(f"{what} failed on {where}: {first_line(error)}{fix}") from error
+        raise user_code_error(what, where, error, fix) from error
+
+
+def user_code_error(what: str, where: str, error: Exception, fix: str = "") -> InvalidInput:
+    """The sentence for an error of the user's code; arguments as for `user_code_errors`."""
+    return InvalidInput(f"{what} failed on {where}: {first_line(error)}{fix}")

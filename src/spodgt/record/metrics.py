@@ -214,6 +214,15 @@ def declare(scores: Mapping[str, Better]) -> None:
             METRICS[metric.name] = metric
 
 
+def metrics_of_problem(scores: Mapping[str, Better]) -> list[str]:
+    """The metrics that a problem with these metrics of its own may have."""
+    names = []
+    for name, metric in METRICS.items():
+        if not isinstance(metric.compute, _ProblemMetric) or metric.compute.name in scores:
+            names.append(name)
+    return names
+
+
 # --- the table -----------------------------------------------------------------------------------
 # fmt: off
 _TABLE = (

@@ -2,6 +2,7 @@
 
     models/spod-gt-seed0.safetensors           the average model
     models/spod-gt-seed0-clients.safetensors   all clients: the first axis is the client
+    models/spod-gt-best-seed0.safetensors      the models of the best evaluation, with keep = "best"
 
 Tensors that are equal on all clients (frozen parameters) are in the first file only.
 """
@@ -22,6 +23,7 @@ from spodgt.tensors import mean
 
 FOLDER = "models"
 RUNNING_MEAN = ", running mean"  # suffix of the label of a method
+BEST = ", best"  # the same
 MODELS = 2**28  # bytes of the clients' models of one run; larger ones are reduced to the average
 
 
@@ -32,8 +34,9 @@ def write_models(
 
     Args:
         folder: The run folder.
-        label: Of the method, with the suffix `RUNNING_MEAN` for running means.
-        models: (clients, columns) at the end of the run.
+        label: Of the method, with the suffix `RUNNING_MEAN` for running means, `BEST` for the
+            models of the best evaluation.
+        models: (clients, columns), or (1, columns) for the average.
         seed: Of the run.
         problem: Names the parameters.
         clients: Whether `models` are those of the clients, not only their average.

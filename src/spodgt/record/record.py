@@ -74,6 +74,21 @@ class Diverged:
     algorithm = RenamedAttribute("method")  # deprecated, removed in the next release
 
 
+@dataclass(frozen=True)
+class Stopped:
+    """A run that stopped before its limits: by early stopping or by a callback."""
+
+    method: str  # its label
+    seed: int
+    round: int  # its last one
+    reason: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.method} (seed {self.seed}) stopped early in round {self.round}: {self.reason}."
+        )
+
+
 def no_clients() -> pd.DataFrame:
     """An empty table of clients."""
     import pandas as pd
@@ -94,6 +109,7 @@ class Record:
         config: The settings, as the tables of a TOML file.
         versions: The versions of Python and of the packages that matter.
         diverged: The runs that diverged.
+        stopped: The runs that stopped early.
         complete: Whether every method reached its end.
         seconds: The duration of the run; None if it was not measured.
         prediction: The prediction of the theory for this run, if it was computed: {"lines":
@@ -115,6 +131,7 @@ class Record:
     config: dict[str, Any]
     versions: dict[str, str]
     diverged: list[Diverged] = field(default_factory=list)
+    stopped: list[Stopped] = field(default_factory=list, kw_only=True)
     complete: bool = True
     seconds: float | None = None
     prediction: dict[str, Any] | None = None
@@ -223,6 +240,7 @@ class Record:
             "complete": self.complete,
             "diverged": [asdict(run) for run in self.diverged],
             "stalled": [asdict(run) for run in self.stalled],
+            "stopped": [asdict(run) for run in self.stopped],
             "config": plain(self.config),
             "versions": self.versions,
             "engine": self.engine,
@@ -268,6 +286,7 @@ class Record:
                 config=dict(facts["config"]),
                 versions=dict(facts["versions"]),
                 diverged=[Diverged.from_dict(run) for run in facts["diverged"]],
+                stopped=[Stopped(**run) for run in facts.get("stopped", [])],
                 complete=facts["complete"] is True,
                 seconds=facts["seconds"],
                 prediction=facts.get("prediction"),

@@ -96,6 +96,7 @@ def summary_notes(record: Record) -> list[str]:
         notes.append(
             f"With local steps, evaluated after the last exchange: {', '.join(local_steps)}."
         )
+    notes += _stop_notes(record)
     compared_by_rounds = record.budget is None and "seconds" not in record.frame
     if waiting and others and compared_by_rounds:
         delay = statistics.final(record.frame).groupby("method")["delay"].mean()
@@ -105,6 +106,20 @@ def summary_notes(record: Record) -> list[str]:
                 f"Compared by rounds, but a round of {' and of '.join(slower)} waits for idle "
                 "clients or links and takes longer (column delay); give a delay to compare at equal delay."
             )
+    return notes
+
+
+def _stop_notes(record: Record) -> list[str]:
+    """One sentence for each method and reason for which runs stopped early."""
+    counts: dict[tuple[str, str], int] = {}
+    for run in record.stopped:
+        key = (run.method, run.reason)
+        counts[key] = counts.get(key, 0) + 1
+    seeds = record.frame.groupby("method")["seed"].nunique()
+    notes = []
+    for (method, reason), count in counts.items():
+        runs = "" if seeds[method] == 1 else f" in {count} of {seeds[method]} seeds"
+        notes.append(f"{method} stopped early{runs}: {reason}.")
     return notes
 
 

@@ -6,7 +6,7 @@ notice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from functools import cached_property
 from typing import NamedTuple
@@ -18,10 +18,11 @@ from torch import Tensor
 from spodgt import rng
 from spodgt.algorithms import stack
 from spodgt.algorithms.base import Algorithm
-from spodgt.kernels.links import Links
+from spodgt.kernels.links import BatchLinks
 from spodgt.kernels.steps import Activity
 from spodgt.participation import delay
 from spodgt.participation.roles import HasRoles, Roles
+from spodgt.problems.protocols import GradientFunction, PreparesGradients
 from spodgt.runtimes.world import Run
 from spodgt.types import ActiveLinks, Bools, Floats, Ints, Problem, Words
 
@@ -81,13 +82,18 @@ class RunBatch:
         joined: Problem = first.join(others) if others else first
         return joined.to(self.device, self.dtype)
 
+    @cached_property
+    def gradient(self) -> GradientFunction:
+        """The gradients of the problem; what they share in all rounds is looked up once."""
+        return gradient_function(self.problem, self.dtype)
+
     def problem_of(self, index: int) -> Problem:
         """The problem of one run, on the device of the models."""
         problem: Problem = self.live[index].problem
         return problem.to(self.device, self.dtype)
 
     @cached_property
-    def links(self) -> Links:
+    def links(self) -> BatchLinks:
         receivers = []
         senders = []
         for run, start in zip(self.live, self.starts[:-1], strict=True):
@@ -95,7 +101,7 @@ class RunBatch:
             senders.append(run.network.senders + start)
         equal_runs = len(self.live) if len(set(self.sizes)) == 1 else 1
         clients = int(self.starts[-1])
-        return Links(equal_runs, clients, np.concatenate(receivers), np.concatenate(senders))
+        return BatchLinks(equal_runs, clients, np.concatenate(receivers), np.concatenate(senders))
 
     @cached_property
     def weights(self) -> dict[str, Floats]:
@@ -137,6 +143,13 @@ class RunBatch:
         return torch.from_numpy(p).to(self.device, self.dtype)[:, None]
 
 
+def gradient_function(problem: Problem, dtype: torch.dtype) -> GradientFunction:
+    """The stochastic gradients of a problem, for many rounds with models of `dtype`."""
+    if isinstance(problem, PreparesGradients):
+        return problem.gradient_function(dtype)
+    return problem.grad
+
+
 class ActivitySampler:
     """Active clients and links of several runs, drawn many rounds at a time."""
 
@@ -151,6 +164,15 @@ class ActivitySampler:
             self.drawn = self._draw(k)
             self.drawn_rounds = self.drawn.rounds
         return self.drawn
+
+    def over(self, rounds: range) -> Iterator[Activity]:
+        """These rounds, in parts that were drawn at once."""
+        k = rounds.start
+        while k < rounds.stop:
+            drawn = self.at(k)
+            stop = min(rounds.stop, drawn.rounds.stop)
+            yield drawn.part(range(k, stop))
+            k = stop
 
     def costs(self, k: int) -> Floats:
         """(rounds, runs) delays of round k and of some rounds after it."""

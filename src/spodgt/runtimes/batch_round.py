@@ -22,7 +22,7 @@ from spodgt.participation.roles import Roles
 from spodgt.runtimes.batch import MixingMatrix
 from spodgt.runtimes.held_clients import ClientStatistics, HeldClients
 from spodgt.runtimes.world import Tally
-from spodgt.types import ActiveLinks, Bools, Floats, Ints, Minibatches
+from spodgt.types import Bools, Floats, Ints, Minibatches
 
 _MODEL_MATRIX = {  # the matrix that mixes models, by `Traits.mixing`
     "pull+push": MixingMatrix.PULL,
@@ -49,17 +49,27 @@ class Mixer(Protocol):
 
 @dataclass(eq=False)
 class RoundLinks:
-    """The active links of a round, their weights, and the counters of their messages."""
+    """The active links of a round, their weights, and the counters of their messages.
+
+    Args:
+        held: the clients of this process.
+        pull: (links of the batch,) links that carry models.
+        push: (links of the batch,) links that carry trackers.
+        roles: the weights of this round, if they change between rounds.
+        tally: the counters.
+        counted: links with a message of this round.
+    """
 
     held: HeldClients
-    active: ActiveLinks  # (links of the batch,)
-    roles: Roles | None  # weights of this round, if they change between rounds
+    pull: Bools
+    push: Bools
+    roles: Roles | None
     tally: Tally
-    counted: Bools | None = None  # links with a message of this round
+    counted: Bools | None = None
 
     def mask(self, matrix: MixingMatrix) -> Bools:
         """(links of the batch,) active links."""
-        return self.active.pushing if matrix is MixingMatrix.PUSH else self.active.pull
+        return self.push if matrix is MixingMatrix.PUSH else self.pull
 
     def weights(self, matrix: MixingMatrix) -> Floats:
         """(links of the batch,) entries of a mixing matrix."""
@@ -145,7 +155,7 @@ class BatchRound(OldRoundNames):
         keys = held.batch.keys[clients]
         minibatches = Minibatches(clients, keys, held.batch.client_index[clients], self.k)
         if len(clients) == len(x) and not self.statistics.columns:
-            return held.batch.problem.grad(x, minibatches)
+            return held.batch.gradient(x, minibatches)
         g = torch.zeros_like(x)
         if len(clients):
             rows = torch.from_numpy(held.row[clients]).to(x.device)
@@ -154,11 +164,11 @@ class BatchRound(OldRoundNames):
 
     def _grad_of_rows(self, x: Tensor, rows: Tensor, minibatches: Minibatches) -> Tensor:
         """Gradients with statistics; the first gradients of a round update these."""
-        problem = self.held.batch.problem
+        gradient = self.held.batch.gradient
         if not self.statistics.columns:
-            return problem.grad(x[rows], minibatches)
+            return gradient(x[rows], minibatches)
         models = torch.cat([x[rows], self.statistics.values[rows]], 1)
-        g = problem.grad(models, minibatches)
+        g = gradient(models, minibatches)
         if not self.statistics_updated:
             self.statistics_updated = True
             self.statistics.update(rows, models[:, x.shape[1] :])

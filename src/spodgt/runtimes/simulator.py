@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from spodgt.algorithms.compose.codecs import Codec, IntervalQuantizer
 from spodgt.kernels.compiled_rounds import CompiledRounds
+from spodgt.kernels.links import MixingOperator, mixing_operator
 from spodgt.kernels.steps import Activity, State
 from spodgt.runtimes.batch import MixingMatrix, RunBatch
 from spodgt.runtimes.batch_round import BatchRound, RoundLinks
@@ -40,6 +41,7 @@ class LocalMixer:
     """Mixing of rows that are all in one tensor."""
 
     links: RoundLinks
+    operators: dict[tuple[MixingMatrix, torch.dtype], MixingOperator]  # shared by all rounds
 
     def start_gradients(self, x: Tensor) -> None:
         """There is no communication to overlap with gradients."""
@@ -48,9 +50,22 @@ class LocalMixer:
         self, x: Tensor, matrix: MixingMatrix, active: Bools, codec: Codec | None = None
     ) -> Tensor:
         """Codecs are lossless for the rows they are used for, so rows are not packed."""
-        weights = self.links.weights(matrix)
-        keepers = self.links.keepers(matrix)
-        return self.links.held.batch.links.mix(x, weights, active, keeper=keepers)
+        return self._operator(matrix, x)(x, active)
+
+    def _operator(self, matrix: MixingMatrix, x: Tensor) -> MixingOperator:
+        """The operator for rows like x, made once unless weights change between rounds."""
+        operator = self.operators.get((matrix, x.dtype))
+        if operator is None:
+            operator = mixing_operator(
+                self.links.held.batch.links,
+                self.links.weights(matrix),
+                self.links.keepers(matrix),
+                dtype=x.dtype,
+                device=x.device,
+            )
+            if self.links.roles is None:
+                self.operators[matrix, x.dtype] = operator
+        return operator
 
     def mix_differences(self, x: Tensor, active: Bools) -> Tensor:
         weights = self.links.weights(MixingMatrix.GOSSIP)
@@ -72,6 +87,7 @@ class SimulatedRounds:
     tally: Tally
     statistics: ClientStatistics
     compiled: bool
+    operators: dict[tuple[MixingMatrix, torch.dtype], MixingOperator] = field(default_factory=dict)
 
     @cached_property
     def compiled_rounds(self) -> CompiledRounds | None:
@@ -82,24 +98,37 @@ class SimulatedRounds:
 
     def start(self, k: int) -> BatchRound:
         """Round k."""
-        activity = self.held.batch.activity.at(k)
-        index = k - activity.first
-        roles = None if activity.roles is None else activity.roles.at(index)
-        links = RoundLinks(self.held, activity.links.at(index), roles, self.tally)
-        computes = activity.computes[index + 1]
-        return BatchRound(k, links, LocalMixer(links), computes, self.statistics)
+        return self._start(k, self.held.batch.activity.at(k))
 
     def advance(self, state: State, rounds: range) -> State:
         """The state after these rounds."""
-        if self.compiled_rounds is not None and rounds:
-            activity = self.held.batch.activity.at(rounds.start).part(rounds)
+        for activity in self.held.batch.activity.over(rounds):
+            state = self._advance(state, activity)
+        return state
+
+    def _advance(self, state: State, activity: Activity) -> State:
+        if self.compiled_rounds is not None:
             after = self.compiled_rounds.advance(state, activity)
             if after is not None:
                 self._count(activity, state[0].element_size(), self.compiled_rounds)
                 return after
-        for k in rounds:
-            state = self.held.algorithm.step(state, self.start(k))
+        for k in activity.rounds:
+            state = self.held.algorithm.step(state, self._start(k, activity))
         return state
+
+    def _start(self, k: int, activity: Activity) -> BatchRound:
+        """Round k, which `activity` contains."""
+        index = k - activity.first
+        pull, push = activity.links
+        links = RoundLinks(
+            self.held,
+            pull=pull[index],
+            push=pull[index] if push is None else push[index],
+            roles=None if activity.roles is None else activity.roles.at(index),
+            tally=self.tally,
+        )
+        mixer = LocalMixer(links, self.operators)
+        return BatchRound(k, links, mixer, activity.computes[index + 1], self.statistics)
 
     def _count(self, activity: Activity, item: int, rounds: CompiledRounds) -> None:
         """Count compiled rounds; models and trackers share a message."""

@@ -11,3 +11,9 @@
 
 Needs the extra `peer`.
 """
+
+import os
+
+# Data loaders fork the process of a training script. The fork handlers of gRPC break its
+# connections then; gRPC reads this when it is first used.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

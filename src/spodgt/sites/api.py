@@ -37,27 +37,34 @@ def join(
 ) -> Site:
     """Join a run with the model and optimizer of a training loop.
 
-    Every `optimizer.step()` in the `with` block becomes a corrected local step. At the end of a block the
-    model and the mean gradient are exchanged with the neighbours while training continues.
+    Every `optimizer.step()` in the `with` block becomes a corrected local step. At the end of a
+    block the model and the mean gradient are exchanged with the neighbours while training
+    continues.
 
     Args:
         folder: Of this site, made by `spodgt peer init --script` and `spodgt peer issue`.
         model: Its parameters with `requires_grad` travel, and the running statistics of BatchNorm.
         optimizer: Any `torch.optim.Optimizer` of these parameters but LBFGS.
-        block_steps: Optimizer steps of a block. Without both limits only `site.exchange()` ends a block.
+        block_steps: Optimizer steps of a block. Without both limits only `site.exchange()` ends a
+            block.
         block_seconds: Seconds of a block.
         scheduler, scaler: Their states are saved beside that of the optimizer.
-        alpha: Weight of the newest block in the contribution, in (0, 1]; below 1 it is a running mean.
-        weight: Multiplies the gradients of this site; weights with mean 1 over sites weigh samples equally.
-        max_norm: Clip the corrected gradient to this norm. Clipping before the correction is not exact.
+        alpha: Weight of the newest block in the contribution, in (0, 1]; below 1 it is a running
+            mean.
+        weight: Multiplies the gradients of this site; weights with mean 1 over sites weigh samples
+            equally.
+        max_norm: Clip the corrected gradient to this norm. Clipping before the correction is not
+            exact.
         max_silent_blocks: Wait after so many blocks without a message; None: continue alone.
-        initial: "first": begin with the model of the first client of the manifest; "own": with this model.
+        initial: "first": begin with the model of the first client of the manifest; "own": with this
+            model.
         durability: "power" (fsync) or "process" (survives kill -9 only).
         linger_seconds: Longest wait at the end for neighbours to receive the last message.
         checkpoint_blocks: Blocks between two copies of the optimizer's state.
 
     Returns:
-        A context manager; inside, `site.exchange()`, `site.correct()`, `site.report(loss=…)`, `site.steps`.
+        A context manager; inside, `site.exchange()`, `site.correct()`, `site.report(loss=…)`,
+        `site.steps`.
     """
     if not isinstance(model, nn.Module):
         raise InvalidInput(

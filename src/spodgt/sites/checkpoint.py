@@ -1,25 +1,41 @@
-"""State of the optimizer, scheduler and gradient scaler, as safetensors and JSON beside the exchange's state.
+"""State of the optimizer, scheduler and gradient scaler, as safetensors and JSON beside the
+exchange's state.
 
-An older copy costs speed, not exactness, so it is written every few blocks. A copy that is incomplete or
-belongs to another optimizer is not used.
+An older copy costs speed, not exactness, so it is written every few blocks. A copy that is
+incomplete or belongs to another optimizer is not used. Tensors are written one by one, so no second
+copy of them is made.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, BinaryIO, Protocol, TypeAlias
 
+import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 FILE = "training.safetensors"
 _TENSOR = "tensor:"
+_DTYPES = {  # names in the header of a safetensors file
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
-
+Notify: TypeAlias = Callable[[str, str], None]  # kind of event, sentence
 StateDict: TypeAlias = dict[str, Any]  # as torch defines it
 
 
@@ -31,26 +47,57 @@ class HasState(Protocol):
     def load_state_dict(self, state_dict: StateDict, /) -> object: ...
 
 
-def save(folder: Path, objects: Mapping[str, HasState]) -> None:
-    """Write the states of all objects in one file, replaced at once.
+def save(folder: Path, objects: Mapping[str, HasState], notify: Notify) -> None:
+    """Write the states of all objects in one file, replaced at once; `notify` is called if that
+    fails.
 
     Args:
         folder: Of the site.
         objects: By name; each has `state_dict()`.
+        notify: Called with a kind of event and a sentence.
     """
     tensors: dict[str, Tensor] = {}
     texts: dict[str, str] = {}
     for name, each in objects.items():
         values = _encode(each.state_dict(), f"{name}.", tensors)
-        texts[name] = json.dumps(values)
+        texts[name] = json.dumps({"type": type(each).__name__, "state": values})
     path = folder / FILE
     partial = path.with_name(f"{FILE}.part")
-    save_file(tensors, partial, texts)
-    os.replace(partial, path)
+    try:
+        with partial.open("wb") as file:
+            _write(file, tensors, texts)
+        os.replace(partial, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        notify(
+            "training state", f"{path} cannot be written: {error.strerror}; the older copy stays"
+        )
 
 
-def load(folder: Path, objects: Mapping[str, HasState], notify: Callable[[str, str], None]) -> None:
-    """Restore what `save` has written; objects that do not fit begin anew, and `notify` is called."""
+def _write(file: BinaryIO, tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> None:
+    """A safetensors file: length of the header, header as JSON, numbers of all tensors."""
+    header: dict[str, object] = {"__metadata__": dict(texts)}
+    start = 0
+    for name, tensor in tensors.items():
+        end = start + tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+        start = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(struct.pack("<Q", len(text)))
+    file.write(text)
+    for tensor in tensors.values():
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        file.write(flat.view(torch.uint8).numpy().data)
+
+
+def load(folder: Path, objects: Mapping[str, HasState], notify: Notify) -> None:
+    """Restore what `save` has written; objects that do not fit begin anew, with an event."""
     path = folder / FILE
     if not path.exists():
         return
@@ -65,7 +112,10 @@ def load(folder: Path, objects: Mapping[str, HasState], notify: Callable[[str, s
         if name not in texts:
             continue
         try:
-            each.load_state_dict(_decode(json.loads(texts[name]), tensors))
+            table = json.loads(texts[name])
+            if table["type"] != type(each).__name__:
+                raise ValueError(f"it is of {table['type']}")
+            each.load_state_dict(_decode(table["state"], tensors))
         except (ValueError, KeyError, TypeError, RuntimeError) as error:
             notify("training state", f"{name} does not fit: {error}; it begins anew")
 
@@ -73,7 +123,9 @@ def load(folder: Path, objects: Mapping[str, HasState], notify: Callable[[str, s
 def _encode(value: object, path: str, tensors: dict[str, Tensor]) -> object:
     """JSON values; tensors are moved to `tensors` under the path at which they were found."""
     if isinstance(value, Tensor):
-        tensors[path] = value.detach().cpu().contiguous().clone()
+        if value.dtype not in _DTYPES:
+            return {"omitted": str(value.dtype)}
+        tensors[path] = value
         return {_TENSOR: path}
     if isinstance(value, Mapping):
         pairs = [

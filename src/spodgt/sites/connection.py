@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sys
 import threading
+import weakref
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -14,7 +16,7 @@ import torch
 from torch import Tensor
 
 from spodgt.algorithms.base import TrackingState
-from spodgt.errors import Failed, InvalidInput, SpodgtError
+from spodgt.errors import Failed, InvalidInput
 from spodgt.peer.host.fault_injection import Chaos
 from spodgt.peer.membership import certificates
 from spodgt.peer.membership.certificates import OBSERVER, Identity
@@ -33,13 +35,23 @@ from spodgt.peer.transport import wire_format
 from spodgt.peer.transport.connection import Local
 from spodgt.peer.transport.grpc_wire import system_host
 from spodgt.peer.transport.links import Transport
-from spodgt.sites.exchange import Exchange, ExchangeOptions
+from spodgt.sites.exchange import AWAITED, COMMON, MODEL, Exchange, ExchangeOptions
 from spodgt.sites.handover import Block, Handover
 from spodgt.sites.layout import RowLayout
 
-_MODEL = "initial model"  # label of a state: whose initial model it holds
-_COMMON = "common"
 _START_SECONDS = 20.0  # for opening the server
+_PATIENCE = 5.0  # seconds of waiting after which the user is told what is waited for
+_open_stores: weakref.WeakSet[Store] = weakref.WeakSet()
+
+
+def _close_stores_in_child() -> None:
+    """Data loaders fork the process; a child that outlives it would keep the folder locked."""
+    for store in list(_open_stores):
+        store.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_stores_in_child)
 
 
 class ReportedScores:
@@ -62,7 +74,8 @@ class Connection:
         layout: Of the site's model.
         start: (columns,) its present model, used if the folder has no state yet.
         dtype: Of the contribution: float32, or float64 for models in float64.
-        initial: "first": take over the model of the first client of the manifest; "own": keep `start`.
+        initial: "first": take over the model of the first client of the manifest; "own": keep
+            `start`.
         options: Of the exchange.
         durability: "power" or "process".
     """
@@ -98,10 +111,14 @@ class Connection:
             labels={"run": manifest.run, "name": self.name, "layout": layout.hash},
             files=host.files,
         )
+        _open_stores.add(self.store)
+        self.is_restored = False  # whether the folder had a state
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self._worker: threading.Thread | None = None
         try:
             self.node = self._restore(start, dtype, initial)
             self._build(folder, layout, identity, options)
-        except SpodgtError:
+        except BaseException:
             self.store.close()
             raise
 
@@ -134,8 +151,9 @@ class Connection:
             self.handover,
             options,
             tracked=layout.tracked,
-            has_model=self.store.labels[_MODEL] == _COMMON,
+            labels=self.store.labels,
         )
+        self.blocks_before = self.node.state.k  # at the start of this process
 
     def _restore(self, start: Tensor, dtype: torch.dtype, initial: str) -> Node:
         """The node as it was last committed, or a new one; committed as a new incarnation."""
@@ -148,11 +166,12 @@ class Connection:
         if saved is None:
             is_first = self.name == manifest.names[0]
             has_model = is_first or initial == "own"
-            self.store.labels[_MODEL] = _COMMON if has_model else "awaited"
+            self.store.labels[MODEL] = COMMON if has_model else AWAITED
             state = client_state.fresh(initial_state(start, dtype), manifest.epoch, seats.part)
         else:
             _check_saved(saved, self.store, manifest, self.name)
-            self.store.labels[_MODEL] = str(saved.meta.get(_MODEL, _COMMON))
+            self.store.labels[MODEL] = str(saved.meta.get(MODEL, COMMON))
+            self.is_restored = True
             state = state_from(*saved)
             number = saved.meta["incarnation"] + 1
         node = Node(
@@ -178,34 +197,26 @@ class Connection:
     # --- threads ---------------------------------------------------------------------------------
     def start(self) -> None:
         """Listen, connect, and begin to exchange in the background."""
-        self.loop = asyncio.new_event_loop()
+        loop = asyncio.new_event_loop()
+        self.loop = loop
         self._network = threading.Thread(
-            target=self.loop.run_forever, name="spodgt-network", daemon=True
+            target=loop.run_forever, name="spodgt-network", daemon=True
         )
         self._network.start()
         manifest = self.membership.manifest
         address = manifest.client(self.name).address
         opening = self.transport.start(address, *manifest.neighbours(self.name))
         try:
-            asyncio.run_coroutine_threadsafe(opening, self.loop).result(_START_SECONDS)
-        except RuntimeError:
-            self.close()
+            asyncio.run_coroutine_threadsafe(opening, loop).result(_START_SECONDS)
+        except (RuntimeError, TimeoutError):
             raise Failed(
-                f"{self.name} cannot listen at {address}; is another process there?"
+                f"{self.name} cannot listen at {address}; end the process that uses it, or change the "
+                "address with spodgt peer set."
             ) from None
         self._worker = threading.Thread(
             target=self.exchange.run, name="spodgt-exchange", daemon=True
         )
         self._worker.start()
-
-    def has_common_model(self) -> bool:
-        """Whether the initial model has been taken over from the first client, or need not be."""
-        return self.store.labels[_MODEL] == _COMMON
-
-    def note_common_model(self) -> None:
-        """The initial model was taken over; it may be sent from now on."""
-        self.store.labels[_MODEL] = _COMMON
-        self.exchange.has_model = True
 
     def submit(self, block: Block) -> None:
         """Hand a block over to the exchange; waits while the one before is being written."""
@@ -214,12 +225,26 @@ class Connection:
 
     def wait_for_news(self) -> None:
         """Wait for a message if there has been none for too many blocks."""
-        if self.exchange.is_alone:
-            handover = self.handover
-            handover.wait_for_news(lambda: handover.block is None and not self.exchange.is_alone)
+        if not self.exchange.is_alone:
+            return
+        handover = self.handover
+        if handover.wait_for_news(self._has_news, _PATIENCE):
+            return
+        state = self.node.state
+        senders = ", ".join(sorted(state.into.keys() - state.ended))
+        limit = self.exchange.options.max_silent_blocks
+        text = (
+            f"no message from {senders} in {limit} blocks; max_silent_blocks=None trains on alone"
+        )
+        self.journal.event("waiting", text)
+        print(f"spodgt: {self.name} waits: {text}", file=sys.stderr)
+        handover.wait_for_news(self._has_news)
+
+    def _has_news(self) -> bool:
+        return self.handover.block is None and not self.exchange.is_alone
 
     def finish(self, seconds: float) -> None:
-        """Inform the neighbours that no more blocks follow; waits for their answers, at most `seconds`."""
+        """Inform the neighbours that no more blocks follow; waits `seconds` for their answers."""
         handover = self.handover
         handover.wait_until(lambda: handover.block is None)
         handover.is_ending = True
@@ -232,17 +257,22 @@ class Connection:
         """End both threads and release the folder."""
         self.handover.is_stopped = True
         self.node.arrived.set()
-        worker = getattr(self, "_worker", None)
-        if worker is not None:
-            worker.join()
-        stopping = asyncio.run_coroutine_threadsafe(_stop(self.transport), self.loop)
+        try:
+            if self._worker is not None:
+                self._worker.join()
+            if self.loop is not None:
+                self._stop_network(self.loop)
+            if self.handover.failure is None and self._worker is not None:
+                self.reporter.report(last=True)
+        finally:
+            self.store.close()
+
+    def _stop_network(self, loop: asyncio.AbstractEventLoop) -> None:
+        stopping = asyncio.run_coroutine_threadsafe(_stop(self.transport), loop)
         stopping.result(_START_SECONDS)
-        self.loop.call_soon_threadsafe(self.loop.stop)
+        loop.call_soon_threadsafe(loop.stop)
         self._network.join()
-        self.loop.close()
-        if self.handover.failure is None and worker is not None:
-            self.reporter.report(last=True)
-        self.store.close()
+        loop.close()
 
     # --- answers to neighbours and observers -----------------------------------------------------
     def _look_for_manifest(self, name: str) -> None:

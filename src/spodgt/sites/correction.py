@@ -1,7 +1,7 @@
 """The corrected local step, without network: recorded gradients and the correction y - c.
 
-    before a step    g ← w g;  s ← s + g (+ λ x);  h ← h + 1;  gradient seen by the optimizer: g + (y - c)
-    end of a block   mean gradient s / h, then s = 0, h = 0
+    before a step    g ← w g;  s ← s + g (+ λ x);  h ← h + 1;  gradient seen by the optimizer: g +
+    (y - c) end of a block   mean gradient s / h, then s = 0, h = 0
 
 w is the weight of the site, λ the coupled weight decay of the optimizer. The tracker y and the
 contribution c are held by the exchange; only their difference is needed here.
@@ -66,6 +66,16 @@ class Correction:
         self.steps = 0  # h
         self._sums = row.views(self.gradient_sum)
         self._corrections = row.views(self.correction)
+        self._check_devices()
+
+    def _check_devices(self) -> None:
+        device = self.gradient_sum.device
+        for name, parameter in zip(self.row.names, self.row.parameters, strict=True):
+            if parameter.device != device:
+                raise InvalidInput(
+                    f"parameter {name} is on {parameter.device}, others were on {device} at "
+                    "spodgt.join; move the whole model to one device before joining."
+                )
 
     @torch.no_grad()
     def set_correction(self, correction: Tensor) -> None:
@@ -84,6 +94,7 @@ class Correction:
             USED, or why nothing was recorded. Gradients that are not finite are removed.
         """
         parameters = self.row.parameters
+        self._check_devices()
         if all(parameter.grad is None for parameter in parameters):
             return Recorded.MISSING
         if not are_finite(parameters):

@@ -2,17 +2,20 @@
 
     received frames ▶ y += mass │ block: c, y, mass on links ▶ commit ▶ send, acknowledge
 
-The node is used by the exchange thread alone. Frames that bring mass are acknowledged after the commit of the
-next block, so one commit serves both; a crash before it makes the neighbour send the same total again.
+The node is used by the exchange thread alone. Frames that bring mass are acknowledged after the
+commit of the next block, so one commit serves both; a crash before it makes the neighbour send the
+same total again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from spodgt.errors import InvalidInput
 from spodgt.peer.host.fault_injection import crash_point
@@ -21,8 +24,11 @@ from spodgt.peer.process.membership import Membership
 from spodgt.peer.process.status import Reporter
 from spodgt.peer.protocol.node import Node
 from spodgt.peer.transport.links import Transport
-from spodgt.sites.handover import Block, Handover
+from spodgt.sites.handover import Block, Handover, ReceivedModel
 
+MODEL = "initial model"  # label of a state: whose initial model it holds
+COMMON = "common"
+AWAITED = "awaited"
 _WAIT = 0.2  # seconds, the longest pause of the exchange thread
 _SEND_AGAIN = 1.0  # seconds between two sends of what is not acknowledged
 _COMMIT_SECONDS = 30.0  # received mass is committed after this time, also if no block ends
@@ -34,7 +40,8 @@ class ExchangeOptions:
 
     Args:
         alpha: Weight of a block in the contribution: c += alpha (mean gradient - c).
-        max_silent_blocks: Blocks without a message after which the site waits; None: it never waits.
+        max_silent_blocks: Blocks without a message after which the site waits; None: it never
+            waits.
     """
 
     alpha: float = 1.0
@@ -48,7 +55,8 @@ class Exchange:
     Args:
         handover: To and from the training thread.
         tracked: Number of columns that have a tracker.
-        has_model: Whether the model may be sent; False until the common initial model has arrived.
+        labels: Committed with the state; one of them says whether the initial model is that of the
+            run.
     """
 
     node: Node
@@ -58,7 +66,7 @@ class Exchange:
     handover: Handover
     options: ExchangeOptions
     tracked: int
-    has_model: bool
+    labels: MutableMapping[str, str]
 
     def __post_init__(self) -> None:
         self.name = self.membership.identity.name
@@ -75,11 +83,21 @@ class Exchange:
             return False
         return state.k - state.heard_at >= limit
 
+    @property
+    def has_common_model(self) -> bool:
+        """Whether the initial model of the run has arrived, or need not; else nothing is sent."""
+        return self.labels[MODEL] == COMMON
+
     def run(self) -> None:
-        """Serve blocks and frames until the handover is stopped; failures go to the training thread."""
+        """Serve blocks and frames until the handover is stopped; failures go to the training
+        thread.
+
+        A block that was handed over before is committed first.
+        """
         try:
             self.sender.send()
-            while not self.handover.is_stopped:
+            handover = self.handover
+            while not handover.is_stopped or handover.block is not None:
                 self.node.arrived.wait(_WAIT)
                 self.node.arrived.clear()
                 self.step()
@@ -102,7 +120,8 @@ class Exchange:
             node.end()
             self.sender.commit_and_send()
         elif has_frames:
-            self._introduce()
+            if self.has_common_model:
+                self.sender.introduce()
             if handover.is_waiting or not node.dirty or self.sender.is_commit_due():
                 self.sender.commit_and_send()
         else:
@@ -114,10 +133,24 @@ class Exchange:
             self._report()
 
     def _receive(self) -> None:
-        """Apply received frames; models are kept for the training thread, the newest of each link."""
+        """Apply received frames; the newest model of each link is kept for the training thread."""
         for name, received in self.node.absorb().items():
-            self.handover.offer_model(name, received.x, self.node.state.into[name].weight)
+            if not self.has_common_model:
+                self._take_initial_model(received.middle)
+                continue
+            weight = self.node.state.into[name].weight
+            model = ReceivedModel(received.middle, weight, received.half)
+            self.handover.offer_model(name, model)
         crash_point("frames taken")
+
+    def _take_initial_model(self, row: Tensor) -> None:
+        """Begin from a neighbour's model; it is committed with the message that has brought it."""
+        node = self.node
+        method = node.state.method._replace(x=row[None].clone())
+        node.state = node.state._replace(method=method)
+        node.dirty.add("x")
+        self.labels[MODEL] = COMMON
+        self.handover.offer_initial_model(row)
 
     def _end_block(self, block: Block) -> None:
         """c += alpha (mean - c); y += change of c; mass on the active links; commit; send."""
@@ -134,7 +167,7 @@ class Exchange:
     def _active_links(self, k: int) -> list[str]:
         """The out-links drawn for block k; all of them in the last block before the site waits."""
         node = self.node
-        if not self.has_model:
+        if not self.has_common_model:
             return []
         limit = self.options.max_silent_blocks
         if limit is not None and k + 1 - node.state.heard_at >= limit:
@@ -142,16 +175,6 @@ class Exchange:
         manifest = self.membership.manifest
         probabilities = manifest.probabilities(self.name)
         return active_links(probabilities, manifest.seed, node.member.client_index, k)
-
-    def _introduce(self) -> None:
-        """Send the model to receivers that have connected and never had a message."""
-        node = self.node
-        if not self.has_model:
-            return
-        new = [name for name in node.confirmed if node.state.out[name].number == 0]
-        if new:
-            node.put_on_links(new)
-            self.sender.commit_and_send()
 
     def _publish_correction(self) -> None:
         """Offer y - c to the training thread if it has changed."""
@@ -208,6 +231,14 @@ class Sender:
         self.clock = transport.local.host.clock
         self._sent_at = -math.inf
         self._committed_at = self.clock.monotonic()
+
+    def introduce(self) -> None:
+        """Send the model to receivers that have connected and never had a message."""
+        node = self.node
+        new = [name for name in node.confirmed if node.state.out[name].number == 0]
+        if new:
+            node.put_on_links(new)
+            self.commit_and_send()
 
     def is_commit_due(self) -> bool:
         """Whether received mass has waited for its commit for long."""

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from spodgt.errors import Failed
+
 _CHECK_SECONDS = 0.2  # between two checks of a condition that no thread announces
 
 
@@ -21,15 +23,23 @@ class Block(NamedTuple):
     steps: int
 
 
+class ReceivedModel(NamedTuple):
+    """The model of a neighbour."""
+
+    row: Tensor  # (columns,)
+    weight: float  # a of the link
+    half: Tensor | None = None  # (columns,): the row is known up to this much; None: exactly
+
+
 class Update(NamedTuple):
     """What the training thread takes over between two steps."""
 
     correction: Tensor | None  # (tracked,) y - c; None: as before
-    models: list[tuple[Tensor, float]]  # rows of neighbours, with the weights a of their links
+    models: list[ReceivedModel]  # the newest of each neighbour
 
 
 class Handover:
-    """One block in one direction, corrections and models in the other; the newest replaces older ones."""
+    """One block in one direction, the newest corrections and models in the other."""
 
     def __init__(self) -> None:
         self.block: Block | None = None
@@ -38,7 +48,8 @@ class Handover:
         self.is_stopped = False
         self.failure: BaseException | None = None  # of the exchange thread
         self._correction: Tensor | None = None
-        self._models: dict[str, tuple[Tensor, float]] = {}
+        self._models: dict[str, ReceivedModel] = {}
+        self._initial: Tensor | None = None
         self._changed = threading.Condition()
 
     # --- training thread -------------------------------------------------------------------------
@@ -48,7 +59,7 @@ class Handover:
         self.block = block
 
     def take_update(self) -> Update | None:
-        """What has changed since the last call; None if nothing has. Raises failures of the exchange."""
+        """What has changed since the last call, or None. Raises failures of the exchange."""
         if self.failure is not None:
             raise self.failure
         if self._correction is None and not self._models:
@@ -59,24 +70,35 @@ class Handover:
             self._models = {}
         return update
 
-    def take_model(self) -> Tensor:
-        """(columns,): the first model that a neighbour sends; waits for it."""
-        self.wait_for_news(lambda: bool(self._models))
+    def take_initial_model(self) -> Tensor:
+        """(columns,): the initial model, from the neighbour that sends it first; waits for it."""
+        self.wait_for_news(lambda: self._initial is not None)
         with self._changed:
-            row, _ = next(iter(self._models.values()))
-            self._models = {}
+            row = self._initial
+            self._initial = None
+        if row is None:
+            raise Failed("the exchange was stopped before the initial model arrived.")
         return row
 
-    def wait_for_news(self, has_arrived: Callable[[], bool]) -> None:
-        """Wait for a condition that depends on received messages; these are committed at once meanwhile."""
+    def wait_for_news(self, has_arrived: Callable[[], bool], seconds: float = math.inf) -> bool:
+        """Wait for a condition that depends on received messages; these are committed at once
+        meanwhile.
+
+        Returns:
+            Whether it is met.
+        """
         self.is_waiting = True
         try:
-            self.wait_until(has_arrived)
+            return self.wait_until(has_arrived, seconds)
         finally:
             self.is_waiting = False
 
-    def wait_until(self, condition: Callable[[], bool], seconds: float = math.inf) -> None:
-        """Wait for a condition, at most `seconds`; failures of the exchange are raised here."""
+    def wait_until(self, condition: Callable[[], bool], seconds: float = math.inf) -> bool:
+        """Wait for a condition, at most `seconds`; failures of the exchange are raised here.
+
+        Returns:
+            Whether it is met.
+        """
         deadline = time.monotonic() + seconds
         with self._changed:
             while not condition() and not self.is_stopped and time.monotonic() < deadline:
@@ -85,6 +107,7 @@ class Handover:
                 self._changed.wait(_CHECK_SECONDS)
         if self.failure is not None:
             raise self.failure
+        return condition()
 
     # --- exchange thread -------------------------------------------------------------------------
     def offer_correction(self, correction: Tensor) -> None:
@@ -92,9 +115,14 @@ class Handover:
             self._correction = correction
             self._changed.notify_all()
 
-    def offer_model(self, name: str, row: Tensor, weight: float) -> None:
+    def offer_model(self, name: str, model: ReceivedModel) -> None:
         with self._changed:
-            self._models[name] = (row, weight)
+            self._models[name] = model
+            self._changed.notify_all()
+
+    def offer_initial_model(self, row: Tensor) -> None:
+        with self._changed:
+            self._initial = row
             self._changed.notify_all()
 
     def finish_block(self) -> None:

@@ -1,7 +1,7 @@
 """Hooks on the user's optimizer: correct the gradient before a step, count the step after it.
 
-Only public hooks of `torch.optim` are used. With a closure the gradient exists only after the closure ran,
-so the closure is wrapped. A global hook finds steps that bypass the hooks of the site.
+Only public hooks of `torch.optim` are used. With a closure the gradient exists only after the
+closure ran, so the closure is wrapped. A global hook finds steps that bypass the hooks of the site.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from spodgt.sites.layout import ModelRow
 Arguments: TypeAlias = tuple[Any, ...]  # of `Optimizer.step`, with the optimizer itself
 Keywords: TypeAlias = dict[str, Any]
 _BAD_STEPS = 10  # steps in a row without a finite gradient, after which the site stops
+_SHARDED_MODELS = ("FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")
+_SHARDED_OPTIMIZERS = ("ZeroRedundancyOptimizer", "OSS")
 
 
 def unwrap_optimizer(optimizer: object) -> Optimizer:
@@ -29,37 +31,43 @@ def unwrap_optimizer(optimizer: object) -> Optimizer:
     Raises:
         InvalidInput: it is no torch optimizer, or one that cannot be corrected.
     """
+    _check_sharding(optimizer)
     inner = getattr(optimizer, "optimizer", None)
     while inner is not None:
         optimizer = inner
+        _check_sharding(optimizer)
         inner = getattr(optimizer, "optimizer", None)
     if not isinstance(optimizer, Optimizer):
         raise InvalidInput(
             f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}; "
             "pass the object whose step() updates the model."
         )
-    kind = type(optimizer)
     if isinstance(optimizer, torch.optim.LBFGS):
         raise InvalidInput(
             "LBFGS evaluates the gradient several times in a step, so it cannot be corrected; "
             "use SGD, Adam or AdamW."
         )
-    if kind.__name__ == "ZeroRedundancyOptimizer" or kind.__module__.startswith("deepspeed"):
+    return optimizer
+
+
+def _check_sharding(optimizer: object) -> None:
+    kind = type(optimizer)
+    if kind.__name__ in _SHARDED_OPTIMIZERS or "deepspeed" in kind.__module__:
         raise InvalidInput(
             f"{kind.__name__} shards its state over processes; use DistributedDataParallel with a "
             "torch.optim optimizer."
         )
-    return optimizer
 
 
 def check_model(model: nn.Module) -> None:
     """Refuse models whose parameters are sharded."""
     for module in model.modules():
-        if type(module).__name__ in ("FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"):
-            raise InvalidInput(
-                f"model is wrapped in {type(module).__name__}, which shards parameters; "
-                "use DistributedDataParallel inside a site."
-            )
+        for kind in type(module).__mro__:  # fully_shard makes a subclass of each module's class
+            if kind.__name__ in _SHARDED_MODELS:
+                raise InvalidInput(
+                    f"model is wrapped in {kind.__name__}, which shards parameters; "
+                    "use DistributedDataParallel inside a site."
+                )
 
 
 def check_parameters(row: ModelRow, optimizer: Optimizer) -> None:
@@ -71,10 +79,10 @@ def check_parameters(row: ModelRow, optimizer: Optimizer) -> None:
                 f"optimizer does not hold parameter {name} of the model; make it from "
                 "model.parameters(), or freeze the parameter with requires_grad_(False)."
             )
-    known = {id(parameter) for parameter in row.parameters}
+    joined = {id(parameter) for parameter in row.parameters}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            if id(parameter) not in known and parameter.requires_grad:
+            if id(parameter) not in joined and parameter.requires_grad:
                 raise InvalidInput(
                     f"optimizer holds a parameter of shape {tuple(parameter.shape)} that is not in model; "
                     "pass a module that contains all trained parameters."
@@ -89,6 +97,7 @@ class OptimizerHooks:
         correction: Applied before every step.
         after_step: Called after every step that used a gradient.
         notify: Called with a sentence when a step is skipped.
+        scaler: Of the loss, if the script uses one; `correct` divides gradients by its scale.
     """
 
     def __init__(
@@ -97,15 +106,18 @@ class OptimizerHooks:
         correction: Correction,
         after_step: Callable[[], None],
         notify: Callable[[str], None],
+        scaler: object = None,
     ) -> None:
         self.optimizer = optimizer
         self.correction = correction
         self.after_step = after_step
         self.notify = notify
+        self.scaler = scaler
         self.steps = 0  # that used a gradient
         self.skipped = 0  # whose gradient was not finite
         self._skipped_in_a_row = 0
         self._early: Recorded | None = None  # the result of `correct`, until the step
+        self._early_gradient: Tensor | None = None  # one of those that `correct` has corrected
         self._used_gradient = False  # in the present step
         self._ran = False  # whether the hook before the present step ran
         self._parameters = {id(parameter) for parameter in correction.row.parameters}
@@ -121,10 +133,30 @@ class OptimizerHooks:
             handle.remove()
 
     def correct(self) -> None:
-        """Correct the gradients now, for clipping by the user; the step then corrects nothing more."""
-        if self._early is Recorded.USED:
-            return
+        """Correct the gradients now, for clipping by the user; the step then corrects nothing."""
+        gradient = self._first_gradient()
+        if self._early is Recorded.USED and gradient is self._early_gradient:
+            return  # else no step followed the last call, and there are new gradients
+        self._unscale()
         self._early = self._correct(scale=1.0)
+        self._early_gradient = gradient
+
+    def _first_gradient(self) -> Tensor | None:
+        for parameter in self.correction.row.parameters:
+            if parameter.grad is not None:
+                return parameter.grad
+        return None
+
+    def _unscale(self) -> None:
+        """Divide the gradients by the scale of the loss, unless the script has done it."""
+        scaler = self.scaler
+        if not isinstance(scaler, torch.amp.GradScaler) or not scaler.is_enabled():
+            return
+        try:
+            scaler.unscale_(self.optimizer)
+        except RuntimeError as error:
+            if "already been called" not in str(error):
+                raise
 
     def _before(
         self, optimizer: Optimizer, args: Arguments, kwargs: Keywords
@@ -139,7 +171,16 @@ class OptimizerHooks:
             self._before_gradient_use()
             return None
 
+        calls = 0
+
         def corrected_closure() -> object:
+            nonlocal calls
+            calls += 1
+            if calls > 1:
+                raise Failed(
+                    f"{type(optimizer).__name__} evaluates its closure more than once in a step, so it "
+                    "cannot be corrected; use SGD, Adam or AdamW."
+                )
             loss = closure()
             self._before_gradient_use()
             return loss
@@ -153,6 +194,7 @@ class OptimizerHooks:
     def _before_gradient_use(self) -> None:
         early = self._early
         self._early = None
+        self._early_gradient = None
         if early is not None:
             self._used_gradient = early is Recorded.USED
             return

@@ -127,7 +127,7 @@ class ModelRow:
         self._sizes = [parameter.numel() for parameter in self.parameters]
 
     def views(self, row: Tensor) -> list[Tensor]:
-        """The tracked columns of a row as tensors in the shapes of the parameters, without a copy."""
+        """The tracked columns of a row in the shapes of the parameters, without a copy."""
         parts = torch.split(row[: self.layout.tracked], self._sizes)
         pairs = zip(parts, self.parameters, strict=True)
         return [part.view(parameter.shape) for part, parameter in pairs]
@@ -162,10 +162,24 @@ class ModelRow:
             target.copy_(value)
 
     @torch.no_grad()
-    def mix(self, row: Tensor, weight: float) -> None:
-        """x += weight * (row - x), for parameters and buffers."""
-        for target, value in self._values(row):
-            target.lerp_(value.to(target.device), weight)
+    def mix(self, row: Tensor, weight: float, half: Tensor | None = None) -> None:
+        """x += weight * (row - x), for parameters and buffers.
+
+        Args:
+            row: (columns,) another model.
+            weight: a of the link.
+            half: (columns,) the row is known up to this much, and x moves to the nearest value that
+                it may have; None: exactly.
+        """
+        if half is None:
+            for target, value in self._values(row):
+                target.lerp_(value.to(target.device), weight)
+            return
+        pairs = zip(self._values(row), self._values(half), strict=True)
+        for (target, value), (_, width) in pairs:
+            difference = value.to(target.device) - target
+            distance = difference.abs().sub_(width.to(target.device)).clamp_(min=0)
+            target.addcmul_(difference.sign_(), distance, value=weight)
 
     def _values(self, row: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Every tensor of the model with its value in `row`, in the tensor's shape and dtype."""
@@ -190,7 +204,8 @@ def model_row(model: nn.Module) -> ModelRow:
     """The row of a model: parameters with `requires_grad` at this time, and running statistics.
 
     Raises:
-        InvalidInput: a trained parameter is of a dtype or kind that cannot be exchanged, or none is trained.
+        InvalidInput: a trained parameter is of a dtype or kind that cannot be exchanged, or none is
+        trained.
     """
     trained = {name: each for name, each in _named_parameters(model) if each.requires_grad}
     if not trained:
@@ -209,6 +224,34 @@ def model_row(model: nn.Module) -> ModelRow:
     return ModelRow(layout, list(trained), list(trained.values()), list(buffers.values()))
 
 
+def check_unchanged(row: ModelRow, model: nn.Module) -> None:
+    """Refuse a model whose trained parameters are no longer those of its row.
+
+    Raises:
+        InvalidInput: a parameter was replaced, frozen, unfrozen or cast after `spodgt.join`.
+    """
+    trained = {id(each): name for name, each in _named_parameters(model) if each.requires_grad}
+    pairs = zip(row.layout.parameters, row.parameters, strict=True)
+    for spec, parameter in pairs:
+        if id(parameter) not in trained:
+            raise InvalidInput(
+                f"parameter {spec.name} was frozen or replaced after spodgt.join; freeze it, or load with "
+                "assign=True, before joining."
+            )
+        if _dtype(parameter) != spec.dtype:
+            raise InvalidInput(
+                f"parameter {spec.name} is {_dtype(parameter)} now, it was {spec.dtype} at spodgt.join; "
+                "use torch.autocast for mixed precision."
+            )
+    joined = {id(parameter) for parameter in row.parameters}
+    for key, name in trained.items():
+        if key not in joined:
+            raise InvalidInput(
+                f"parameter {name} was unfrozen or added after spodgt.join; do it before joining, in a new "
+                "run, or freeze it with requires_grad_(False)."
+            )
+
+
 def _spec(name: str, parameter: Tensor) -> TensorSpec:
     return TensorSpec(name, tuple(parameter.shape), _dtype(parameter))
 
@@ -219,20 +262,30 @@ def _dtype(tensor: Tensor) -> str:
 
 def _clean(name: str) -> str:
     """A name without the prefixes of wrappers, so that wrapped and plain models have one layout."""
-    parts = [part for part in name.split(".") if part not in ("_orig_mod", "module")]
+    parts = [part for part in name.split(".") if part != "_orig_mod"]
+    while len(parts) > 1 and parts[0] == "module":
+        parts = parts[1:]
     return ".".join(parts)
 
 
+def _clean_all(names: Sequence[str]) -> list[str]:
+    """Names without prefixes of wrappers; as they are if two would be equal."""
+    cleaned = [_clean(name) for name in names]
+    return cleaned if len(set(cleaned)) == len(names) else list(names)
+
+
 def _named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    for name, parameter in model.named_parameters():
-        yield _clean(name), parameter
+    named = dict(model.named_parameters())
+    yield from zip(_clean_all(list(named)), named.values(), strict=True)
 
 
 def _named_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Running statistics of normalization layers; their counters of batches remain local."""
+    named = {}
     for name, buffer in model.named_buffers():
         if name.rpartition(".")[2] in _STATISTICS:
-            yield _clean(name), buffer
+            named[name] = buffer
+    yield from zip(_clean_all(list(named)), named.values(), strict=True)
 
 
 def _check_parameter(name: str, parameter: nn.Parameter) -> None:
@@ -243,6 +296,10 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
         )
     if isinstance(parameter, nn.parameter.UninitializedParameter):
         raise InvalidInput(f"parameter {name} is not initialized; run the model once before join.")
+    if parameter.is_complex():
+        raise InvalidInput(
+            f"parameter {name} is {_dtype(parameter)}; train torch.view_as_real of it, in float32."
+        )
     if parameter.dtype not in _SUPPORTED:
         raise InvalidInput(
             f"parameter {name} is {_dtype(parameter)}; keep trained parameters in float32 and use "
@@ -261,6 +318,9 @@ def _fingerprint(model: nn.Module) -> str:
         digest.update(f"{name}:{tuple(parameter.shape)}:{_dtype(parameter)};".encode())
         flat = parameter.detach().reshape(-1)
         step = max(1, flat.numel() // _SAMPLES)
-        sample = flat[::step][:_SAMPLES].to(torch.float64)
+        sample = flat[::step][:_SAMPLES]
+        if sample.is_complex():
+            sample = torch.view_as_real(sample)
+        sample = sample.to(torch.float64)
         digest.update(sample.cpu().numpy().tobytes())
     return digest.hexdigest() if found else ""

@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Mapping
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
 from spodgt.errors import Failed
 from spodgt.sites import checkpoint
@@ -15,6 +17,8 @@ from spodgt.sites.checkpoint import HasState
 from spodgt.sites.connection import Connection
 from spodgt.sites.correction import Correction
 from spodgt.sites.handover import Block
+from spodgt.sites.hooks import check_parameters
+from spodgt.sites.layout import check_unchanged
 from spodgt.sites.options import BlockOptions
 from spodgt.sites.replicas import Replicas
 
@@ -25,6 +29,8 @@ class LocalTraining:
     """Ends blocks and applies what has arrived.
 
     Args:
+        model: Trained by the script.
+        optimizer: Of the script.
         correction: Records gradients; holds the row of the model.
         options: When a block ends.
         replicas: Processes inside the site.
@@ -34,12 +40,16 @@ class LocalTraining:
 
     def __init__(
         self,
+        model: nn.Module,
+        optimizer: Optimizer,
         correction: Correction,
         options: BlockOptions,
         replicas: Replicas,
         connection: Connection | None,
         saved_objects: Mapping[str, HasState],
     ) -> None:
+        self.model = model
+        self.optimizer = optimizer
         self.correction = correction
         self.row = correction.row
         self.options = options
@@ -54,19 +64,14 @@ class LocalTraining:
         """Take over the initial model and the correction."""
         connection = self.connection
         if connection is not None:
-            if not connection.has_common_model():
-                self._take_initial_model(connection)
+            if not connection.exchange.has_common_model:
+                first = connection.membership.manifest.names[0]
+                text = f"spodgt: {connection.name} waits for the initial model of {first}"
+                print(text, file=sys.stderr)
+                self.row.write(connection.handover.take_initial_model())
             self._take_update(connection)
         self._copy_from_peer()
         self._block_began = time.monotonic()
-
-    def _take_initial_model(self, connection: Connection) -> None:
-        """Wait for the model with which the first client of the manifest began."""
-        first = connection.membership.manifest.names[0]
-        print(f"spodgt: {connection.name} waits for the initial model of {first}", file=sys.stderr)
-        self.row.write(connection.handover.take_model())
-        connection.note_common_model()
-        connection.submit(Block(self.row.read(), None, 0))
 
     def after_step(self) -> None:
         """Apply what has arrived, and end the block if it is over."""
@@ -82,6 +87,8 @@ class LocalTraining:
     def end_block(self) -> None:
         """Hand the block over to the exchange; waits only for the write of the block before."""
         began = time.monotonic()
+        check_unchanged(self.row, self.model)
+        check_parameters(self.row, self.optimizer)
         connection = self.connection
         steps = self.correction.steps
         mean_gradient = self.correction.end_block()
@@ -105,8 +112,9 @@ class LocalTraining:
 
     def save(self) -> None:
         """Write the states of optimizer, scheduler and scaler beside that of the exchange."""
-        if self.connection is not None:
-            checkpoint.save(self.connection.folder, self.saved_objects)
+        connection = self.connection
+        if connection is not None:
+            checkpoint.save(connection.folder, self.saved_objects, connection.journal.event)
 
     def warn(self, text: str) -> None:
         """Log what an operator must know, and warn the user of the script."""
@@ -121,8 +129,8 @@ class LocalTraining:
             return
         if update.correction is not None:
             self.correction.set_correction(update.correction)
-        for row, weight in update.models:
-            self.row.mix(row, weight)
+        for model in update.models:
+            self.row.mix(model.row, model.weight, model.half)
 
     def _copy_from_peer(self) -> None:
         tensors = [*self.row.parameters, *self.row.buffers, self.correction.correction]
@@ -131,7 +139,7 @@ class LocalTraining:
     def _wait_while_away(self, connection: Connection, seconds: float) -> None:
         """Stay idle for the time of a block while the site is absent by its table `compute`."""
         capacity = connection.membership.terms.capacity
-        draw = self._blocks
+        draw = connection.blocks_before + self._blocks
         while not capacity.computes(draw):
             time.sleep(seconds)
             draw += _OTHER_DRAW

@@ -13,6 +13,7 @@ _EXAMPLES = {
     "checkpoint_blocks": 10,
     "linger_seconds": 10.0,
 }
+_OPTIONAL = ("block_steps", "block_seconds", "max_silent_blocks")
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,17 @@ class BlockOptions:
     def __post_init__(self) -> None:
         for key, example in _EXAMPLES.items():
             value = getattr(self, key)
-            if value is not None and not value > 0:
+            if value is None and key in _OPTIONAL:
+                continue
+            if not isinstance(value, int | float) or not value > 0:
                 raise InvalidInput(f"{key} must be positive, got {value!r}; use {key}={example}.")
-        if not 0 < self.alpha <= 1:
+        for key in ("block_steps", "max_silent_blocks", "checkpoint_blocks"):
+            value = getattr(self, key)
+            if value is not None and value != int(value):
+                raise InvalidInput(
+                    f"{key} must be an integer, got {value!r}; use {key}={_EXAMPLES[key]}."
+                )
+        if not isinstance(self.alpha, int | float) or not 0 < self.alpha <= 1:
             raise InvalidInput(f"alpha must be in (0, 1], got {self.alpha!r}; use alpha=1.0.")
         if self.initial not in ("first", "own"):
             raise InvalidInput(

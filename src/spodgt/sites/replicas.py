@@ -1,4 +1,4 @@
-"""Processes of DistributedDataParallel inside one site: rank 0 is the peer, the others follow it."""
+"""Processes of DistributedDataParallel inside one site: rank 0 is the peer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A run for training scripts: the layout of the script's model, and the first manifest.
 
-The layout is taken from the script itself: it is started once with `SPODGT_LAYOUT`, and `spodgt.join` writes
-the layout of the model to that file and ends the process.
+The layout is taken from the script itself: it is started once with `SPODGT_LAYOUT`, and
+`spodgt.join` writes the layout of the model to that file and ends the process.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def read_layout(script: Path, arguments: Sequence[str] = (), seconds: float = 60
     """
     if not script.is_file():
         raise InvalidInput(
-            f"--script {script} does not exist; give a training script that calls spodgt.join."
+            f"training script {script} does not exist; give a script that calls spodgt.join."
         )
     with tempfile.TemporaryDirectory(prefix="spodgt-layout-") as folder:
         target = Path(folder) / "layout.json"

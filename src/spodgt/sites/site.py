@@ -23,6 +23,7 @@ from spodgt.sites.layout import model_row
 from spodgt.sites.local_training import LocalTraining
 from spodgt.sites.options import BlockOptions
 from spodgt.sites.replicas import Replicas
+from spodgt.sites.seeds import seed_from_environment
 
 FOLDER_VARIABLE = "SPODGT_SITE"  # replaces the folder given to `join`, as in `spodgt simulate`
 
@@ -49,6 +50,7 @@ class Site:
         check_model(model)
         self.folder = Path(os.environ.get(FOLDER_VARIABLE, folder))
         self.options = options
+        self.model = model
         self.optimizer = unwrap_optimizer(optimizer)
         self.row = model_row(model)
         check_parameters(self.row, self.optimizer)
@@ -59,6 +61,7 @@ class Site:
                 "DistributedDataParallel; use block_steps."
             )
         self.correction = Correction(self.row, options.weight, options.max_norm)
+        seed_from_environment()
         self.saved_objects = {"optimizer": self.optimizer, **saved_objects}
         self._connection: Connection | None = None
         self._hooks: OptimizerHooks | None = None
@@ -88,13 +91,13 @@ class Site:
         self._running().end_block()
 
     def correct(self) -> None:
-        """Correct the gradients now; call it before your own clipping, the step then adds nothing more."""
+        """Correct the gradients now; call it before your own clipping, once for each step."""
         if self._hooks is None:
             raise InvalidInput("site.correct() was called outside `with spodgt.join(...)`.")
         self._hooks.correct()
 
     def report(self, *, loss: float | None = None, accuracy: float | None = None) -> None:
-        """Set the scores that `spodgt peer status` and `watch` show.
+        """Set the scores that `spodgt peer status` and `watch` show, and write them to the log.
 
         Args:
             loss: Of the present model, on data of this site.
@@ -102,16 +105,26 @@ class Site:
         """
         if self._connection is None:
             return  # not rank 0 of DistributedDataParallel
+        row: dict[str, object] = {"event": "scores", "steps": self.steps}
+        row["loss"] = None if loss is None else float(loss)
+        row["accuracy"] = None if accuracy is None else float(accuracy)
         if loss is not None:
             self._connection.scores.loss = float(loss)
         if accuracy is not None:
             self._connection.scores.accuracy = float(accuracy)
+        self._connection.journal.append(row)
 
     def __enter__(self) -> Self:
         if self.replicas.is_peer:
             self._connection = self._connect()
         training = LocalTraining(
-            self.correction, self.options, self.replicas, self._connection, self.saved_objects
+            self.model,
+            self.optimizer,
+            self.correction,
+            self.options,
+            self.replicas,
+            self._connection,
+            self.saved_objects,
         )
         try:
             training.begin()
@@ -124,7 +137,11 @@ class Site:
         self._steps_before = int(steps)
         self._training = training
         self._hooks = OptimizerHooks(
-            self.optimizer, self.correction, training.after_step, training.warn
+            self.optimizer,
+            self.correction,
+            training.after_step,
+            training.warn,
+            self.saved_objects.get("scaler"),
         )
         return self
 
@@ -140,12 +157,16 @@ class Site:
             options=ExchangeOptions(options.alpha, options.max_silent_blocks),
             durability=options.durability,
         )
-        state = connection.node.state
-        self._steps_before = state.gradients
-        if state.k > 1:
-            self.row.write(state.method.x[0])
-            checkpoint.load(self.folder, self.saved_objects, connection.journal.event)
-        connection.start()
+        try:
+            state = connection.node.state
+            self._steps_before = state.gradients
+            if connection.is_restored:
+                self.row.write(state.method.x[0])
+                checkpoint.load(self.folder, self.saved_objects, connection.journal.event)
+            connection.start()
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     def __exit__(

@@ -17,7 +17,7 @@ from torch import Tensor
 from spodgt import rng
 from spodgt.errors import InvalidInput
 from spodgt.problems import Learning, Quadratic
-from spodgt.problems.data.sampling import ClientIndices
+from spodgt.problems.data.samples import ClientIndices
 from spodgt.record.run_folder import plain
 from spodgt.theory.constants import Data
 from spodgt.theory.curvature import largest_eigenvalues
@@ -258,9 +258,10 @@ class _Descent:
             squares = 0.0
             for rows in torch.split(chosen, block):
                 inputs, targets = (t[:, None] for t in problem.samples.take(rows, x.dtype))
-                g = problem.model.engine.grads(
+                _, gradients = problem.model.engine.with_losses(
                     x.repeat(len(rows), 1), inputs, targets, None
-                ).double()
+                )
+                g = gradients.double()
                 total += g.sum(0)
                 squares += float(g.square().sum())
             variances[i] = max(0.0, squares - float(total.square().sum()) / n) / (n - 1)

@@ -38,7 +38,8 @@ from spodgt.training.loggers import Logger
 from spodgt.training.progress import Display, Progress, interactive_console
 from spodgt.training.result import Result
 from spodgt.training.resume import identify
-from spodgt.training.settings import Callback, ExecutionSettings
+from spodgt.training.settings import ExecutionSettings
+from spodgt.training.stopping import Callback, stop_rules
 from spodgt.training.workers import count_workers, uses_one_thread
 from spodgt.types import Problem
 
@@ -58,7 +59,8 @@ class ExecutionOptions(TypedDict, total=False):
         progress: True shows a progress bar, False none; None (default): one on a terminal or in a
             notebook. A function is called with a `Progress` about ten times a second.
         callbacks: functions that are called with every evaluation, a dict like a row of
-            `result.frame`, such as `spodgt.loggers.TensorBoard("folder")`.
+            `result.frame`, such as `spodgt.loggers.TensorBoard("folder")`. A callback that returns
+            `spodgt.STOP` stops the run of that method and seed.
         keep_states: keep the states of all rounds in `result.states[seed]`, with tensors of
             (rounds + 1, clients, parameters).
         runtime: "simulator" or "distributed"; None (default): the latter under torchrun.
@@ -155,7 +157,8 @@ def run(
         resume: continue the run in `out`.
         checkpoint_every: seconds between two checkpoints.
         progress: True, False, None (a progress bar on a terminal or in a notebook) or a function.
-        callbacks: functions that are called with every evaluation.
+        callbacks: functions that are called with every evaluation; one that returns `spodgt.STOP`
+            stops that run.
         keep_states: keep the states of all rounds in `result.states`.
         runtime: "simulator" or "distributed"; None: the latter under torchrun.
     """
@@ -170,6 +173,12 @@ def run(
             executor.settings,
             progress=report,
             callbacks=tuple(callbacks),
+            stopping=stop_rules(
+                experiment.run.stop_when,
+                experiment.run.keep,
+                executor.scores,
+                has_callbacks=not all(isinstance(callback, Logger) for callback in callbacks),
+            ),
             checkpoint_every=checkpoint_every,
         )
         tables = plain(executor.config)

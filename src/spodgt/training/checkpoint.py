@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,6 +33,15 @@ class Ending:
     stop: Stop  # the limits that it reached
     diverged: bool
     averaged: bool  # the clients' models were too large: the checkpoint holds their average
+    stopped: str = ""  # why the run stopped before its limits; empty if it reached them
+
+
+class BestModels(NamedTuple):
+    """The models of the best evaluation of a run."""
+
+    round: int
+    value: float  # of the metric
+    models: Tensor  # (clients, columns), or (1, columns) their average if they are too large
 
 
 @dataclass(eq=False)
@@ -46,6 +55,7 @@ class MethodLog:
     finite_at: dict[int, int] = field(default_factory=dict)  # last round with finite models, by run
     checkpoints: dict[int, RunCheckpoint] = field(default_factory=dict)  # by run
     endings: dict[int, Ending] = field(default_factory=dict)  # by run; interrupted runs have none
+    best: dict[int, BestModels] = field(default_factory=dict)  # by run, with keep="best"
 
     # --- single runs -----------------------------------------------------------------------------
     def is_interrupted(self, run: int) -> bool:
@@ -53,9 +63,11 @@ class MethodLog:
         return run in self.checkpoints and run not in self.endings
 
     def is_finished(self, run: int, stop: Stop) -> bool:
-        """Whether the run diverged or reached the limits `stop`."""
+        """Whether the run diverged, stopped early or reached the limits `stop`."""
         ending = self.endings.get(run)
-        return ending is not None and (ending.diverged or ending.stop == stop)
+        if ending is None:
+            return False
+        return ending.diverged or ending.stopped != "" or ending.stop == stop
 
     def take_checkpoint(self, run: int) -> RunCheckpoint:
         """Remove the checkpoint from which a run continues, so that its memory can be freed."""
@@ -77,6 +89,8 @@ class MethodLog:
             log.checkpoints[0] = self.checkpoints[run]
         if run in self.endings:
             log.endings[0] = self.endings[run]
+        if run in self.best:
+            log.best[0] = self.best[run]
         return log
 
     def update(self, run: int, seed: int, part: MethodLog) -> None:
@@ -91,6 +105,8 @@ class MethodLog:
             self.checkpoints[run] = part.checkpoints[0]
         if 0 in part.endings:
             self.endings[run] = part.endings[0]
+        if 0 in part.best:
+            self.best[run] = part.best[0]
 
     # --- files -----------------------------------------------------------------------------------
     def to_file(
@@ -114,6 +130,10 @@ class MethodLog:
                 "ending": None if ending is None else asdict(ending),
             }
             _store(tensors, str(number), checkpoint)
+        best: dict[str, dict[str, float]] = {}
+        for number, kept in self.best.items():
+            best[str(number)] = {"round": kept.round, "value": kept.value}
+            tensors[f"{number}/best"] = kept.models
         tables: dict[str, pd.DataFrame] = {}
         if self.rows:
             tables["metrics"] = pd.DataFrame(list(self.rows.values()))
@@ -123,6 +143,7 @@ class MethodLog:
             **notes,
             "label": self.label,
             "runs": runs,
+            "best": best,
             "finite_at": {str(number): k for number, k in self.finite_at.items()},
             "diverged": [asdict(each) for each in self.diverged],
         }
@@ -150,9 +171,11 @@ class MethodLog:
             )
             ending = facts["ending"]
             if ending is not None:
-                log.endings[int(number)] = Ending(
-                    Stop(**ending["stop"]), ending["diverged"], ending["averaged"]
-                )
+                stop = Stop(**ending.pop("stop"))
+                log.endings[int(number)] = Ending(stop, **ending)
+        for number, facts in notes.get("best", {}).items():
+            models = file.tensors[f"{number}/best"]
+            log.best[int(number)] = BestModels(facts["round"], facts["value"], models)
         return log
 
 
@@ -188,6 +211,13 @@ def _load(tensors: Mapping[str, Tensor], run: str, *, k: int, delay: float) -> R
 def _with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The tensors with names that begin with `prefix`, by the rest of the name."""
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+def reduced_models(models: Tensor) -> Tensor:
+    """A copy of the models of all clients in main memory; their average if they are too large."""
+    if models.numel() * models.element_size() > MODELS:
+        models = mean(models)[None]
+    return models.detach().to("cpu", copy=True)
 
 
 # --- the end of a run ----------------------------------------------------------------------------

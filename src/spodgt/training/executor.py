@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from spodgt.engine import describe_engine
 from spodgt.errors import Failed
@@ -22,9 +23,9 @@ from spodgt.experiment.toml import checksum
 from spodgt.kernels.steps import State
 from spodgt.problems.protocols import HasModel
 from spodgt.record.metrics import declare
-from spodgt.record.models import MODELS, RUNNING_MEAN, write_models
+from spodgt.record.models import BEST, MODELS, RUNNING_MEAN, write_models
 from spodgt.record.networks import networks_table
-from spodgt.record.record import Diverged, versions
+from spodgt.record.record import Diverged, Stopped, versions
 from spodgt.record.run_folder import (
     FINISHED,
     SINGLE_RUNS,
@@ -40,7 +41,8 @@ from spodgt.training.checkpoint import MAX_STATE_BYTES, MethodLog, with_statisti
 from spodgt.training.observer import Observer, ObserverCallbacks
 from spodgt.training.result import Result
 from spodgt.training.resume import ResumeGroup, group_by_round, is_extension, update_if_newer
-from spodgt.training.settings import ExecutionSettings, Interrupt, Row
+from spodgt.training.settings import ExecutionSettings, Interrupt
+from spodgt.training.stopping import Row
 from spodgt.training.tables import (
     clients_table,
     method_traits,
@@ -120,11 +122,24 @@ class Executor:
                 self._run_methods(pending)
                 return self._broadcast_result()
             with self.interrupt.installed():
-                with contextlib.suppress(KeyboardInterrupt):  # checkpoints are written by then
+                try:
                     self._run_methods(pending)
+                except KeyboardInterrupt:
+                    pass  # checkpoints are written by then
+                except Exception:
+                    self._write_partial_result()
+                    raise
                 if self.runtime.is_main:
                     self.result().write(self.folder.path)
             return self._broadcast_result()
+
+    def _write_partial_result(self) -> None:
+        """Write what was evaluated before an error, if anything."""
+        if self.folder is None or not self.runtime.is_main:
+            return
+        if any(log.rows for log in self.logs.values()):
+            with contextlib.suppress(Failed):  # the first failure is reported
+                self.result().write(self.folder.path)
 
     def _check_processes(self) -> None:
         """Check that all processes run the same experiment with the same versions."""
@@ -189,13 +204,7 @@ class Executor:
                 for label in labels:
                     self._run_method(label)
             return
-        try:
-            WorkerPool(self).run(labels)
-        except Failed:
-            if self.folder is not None:
-                with contextlib.suppress(Failed):  # the first failure is reported
-                    self.result().write(self.folder.path)
-            raise
+        WorkerPool(self).run(labels)
 
     def _run_method(self, label: str) -> None:
         """Run one method to its end, in groups of runs that continue in the same round."""
@@ -222,7 +231,11 @@ class Executor:
                 stride = 1
             end = run_rounds(start, self.settings.stop, self.settings.schedule, observer, stride)
             end.world.close()
-        self.states |= observer.close()
+        try:
+            self.states |= observer.close()
+        except BaseException:  # of a callback, at the last evaluations
+            self.save(label)
+            raise
         self.finish(label)
 
     def _start(self, label: str, group: ResumeGroup) -> Snapshot:
@@ -256,16 +269,20 @@ class Executor:
 
     def _write_models(self, log: MethodLog, number: int, run: Run) -> None:
         """Write the final models of a run, and their running means if there are any."""
-        ending = log.endings[number]
-        if self.folder is None or not isinstance(run.problem, HasModel) or ending.diverged:
+        if self.folder is None or not isinstance(run.problem, HasModel):
             return
+        models: dict[str, Tensor] = {}
+        ending = log.endings[number]
         checkpoint = log.checkpoints[number]
-        for name, label in (("x", log.label), ("mean", log.label + RUNNING_MEAN)):
-            if name in checkpoint.state:
-                models = with_statistics(checkpoint, name)
-                write_models(
-                    self.folder.path, label, models, run.seed, run.problem, not ending.averaged
-                )
+        if not ending.diverged:
+            models[log.label] = with_statistics(checkpoint)
+            if "mean" in checkpoint.state:
+                models[log.label + RUNNING_MEAN] = with_statistics(checkpoint, "mean")
+        if number in log.best:
+            models[log.label + BEST] = log.best[number].models
+        clients = run.network.clients
+        for label, rows in models.items():
+            write_models(self.folder.path, label, rows, run.seed, run.problem, len(rows) == clients)
 
     # --- results ---------------------------------------------------------------------------------
     @property
@@ -278,7 +295,9 @@ class Executor:
         rows: list[Row] = []
         clients: list[pd.DataFrame] = []
         diverged: list[Diverged] = []
+        stopped: list[Stopped] = []
         models = {}
+        best_models = {}
         for label, runs in self.batches.items():
             log = self.logs[label]
             rows += log.rows.values()
@@ -286,8 +305,13 @@ class Executor:
                 diverged += [each for each in log.diverged if each.seed == run.seed]
                 if run.seed in log.clients:
                     clients.append(log.clients[run.seed])
-                if number in log.endings:
+                if number in log.checkpoints:
                     models[label, run.seed] = with_statistics(log.checkpoints[number])
+                if number in log.best:
+                    best_models[label, run.seed] = log.best[number].models
+                if number in log.endings and log.endings[number].stopped:
+                    k = log.checkpoints[number].k
+                    stopped.append(Stopped(label, run.seed, k, log.endings[number].stopped))
         return Result(
             metrics_table(rows, self.labels),
             self._participation(),
@@ -295,6 +319,7 @@ class Executor:
             self.config,
             versions(),
             diverged,
+            stopped=stopped,
             complete=len(self.finished) == len(self.batches),
             seconds=self.seconds,
             scores=self.scores,
@@ -305,6 +330,7 @@ class Executor:
             draws=self.draws,
             engine=describe_engine(),
             models=models,
+            best_models=best_models,
         )
 
     def _participation(self) -> pd.DataFrame:
@@ -327,6 +353,7 @@ class Executor:
             return result
         facts: dict[str, Any] = {
             "diverged": [dataclasses.asdict(each) for each in result.diverged],
+            "stopped": [dataclasses.asdict(each) for each in result.stopped],
             "complete": result.complete,
             "seconds": result.seconds,
         }
@@ -340,6 +367,7 @@ class Executor:
         result.participation = with_old_names(pd.read_parquet(BytesIO(tables[1])))
         result.clients = with_old_names(pd.read_parquet(BytesIO(tables[2])))
         result.diverged = [Diverged.from_dict(each) for each in facts["diverged"]]
+        result.stopped = [Stopped(**each) for each in facts["stopped"]]
         result.complete = facts["complete"]
         result.seconds = facts["seconds"]
         return result

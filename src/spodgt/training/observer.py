@@ -19,6 +19,7 @@ import torch
 from spodgt._util.deprecation import RenamedKey
 from spodgt.algorithms import describe
 from spodgt.engine import fits_loops
+from spodgt.errors import Failed
 from spodgt.kernels.steps import State, rebuild
 from spodgt.problems.protocols import CompiledGradient
 from spodgt.record import metrics
@@ -32,11 +33,13 @@ from spodgt.runtimes.world import (
     Snapshot,
     Tally,
     World,
+    with_average,
 )
 from spodgt.tensors import is_finite
-from spodgt.training.checkpoint import Ending, MethodLog, limit_size, to_cpu
+from spodgt.training.checkpoint import Ending, MethodLog, limit_size, reduced_models, to_cpu
 from spodgt.training.progress import Progress
-from spodgt.training.settings import ExecutionSettings, Row
+from spodgt.training.settings import ExecutionSettings
+from spodgt.training.stopping import BY_CALLBACK, EarlyStops, Row, call_callbacks
 from spodgt.training.tables import client_rows
 from spodgt.types import Bools, Evaluation, Problem
 
@@ -86,6 +89,8 @@ class Observer:
         self.history: dict[int, list[State]] = {run: [] for run in range(len(runs))}
         self.accuracy = np.full(len(runs), np.nan)
         self.pending_rows: deque[Row] = deque()  # not yet given to user callbacks
+        self.early_stops = EarlyStops(settings.stopping, log)
+        self.reasons: dict[int, str] = {}  # why runs stopped early
         self.saved_at = time.monotonic()
         self.reported_at = time.monotonic()
 
@@ -100,7 +105,10 @@ class Observer:
             is_last: (runs,) runs that stop after this round.
 
         Returns:
-            (runs,) runs that diverged (NaN or infinite models) and must be stopped.
+            (runs,) runs that diverged (NaN or infinite models) or stop early.
+
+        Raises:
+            BaseException: of a callback of the user, after a checkpoint was written.
         """
         if not self._is_synchronization_round(snapshot, evaluation_due):
             return np.zeros_like(evaluation_due)
@@ -109,25 +117,27 @@ class Observer:
         keep_states = self.settings.keep_states
         diverged = self._synchronize(snapshot, evaluation_due)
         is_evaluated = evaluation_due & ~diverged
-        is_finished = is_last | diverged
-        needs_state = is_finished | keep_states
+        needs_state = is_last | diverged | keep_states
         exchange = _at_exchange(snapshot)
-        if exchange is snapshot:
-            states = _gather_states(snapshot, needs_state | is_evaluated)
-            exchanged_states = states
-        else:
-            states = _gather_states(snapshot, needs_state)
+        has_local_steps = exchange is not snapshot
+        if has_local_steps:
             exchanged_states = _gather_states(exchange, is_evaluated)
+        else:
+            exchanged_states = _gather_states(snapshot, needs_state | is_evaluated)
+        for index in np.flatnonzero(is_evaluated).tolist():
+            self._evaluate(exchange, index, exchanged_states.get(index), final=bool(is_last[index]))
+            self.background.wait(0 if self.settings.stopping.needs_values else _MAX_PENDING)
+        stopped = ~is_last & self._stop_early(snapshot, exchange, exchanged_states, is_evaluated)
+        is_finished = is_last | diverged | stopped
+        states = exchanged_states
+        if has_local_steps:
+            states = _gather_states(snapshot, needs_state | stopped)
         counts: Tally | None = None
         if is_finished.any():
             counts = world.tally()  # collective: every process must call it
 
         for index, run in enumerate(world.runs.tolist()):
             state = states.get(index)  # None on processes that do not record
-            if is_evaluated[index]:
-                evaluated_state = exchanged_states.get(index)
-                self._evaluate(exchange, index, evaluated_state, final=bool(is_last[index]))
-                self.background.wait(_MAX_PENDING)
             if state is not None and keep_states:  # copies: the world reuses the memory of a state
                 copies = [tensor.clone() for tensor in state.state]
                 self.history[run].append(rebuild(state.state, copies))
@@ -135,7 +145,7 @@ class Observer:
                 self._record_divergence(snapshot, index)
             if state is not None and is_finished[index]:
                 assert counts is not None
-                exchanged = None if exchange is snapshot else exchanged_states.get(index)
+                exchanged = exchanged_states.get(index) if has_local_steps else None
                 checkpoint = self._capture(snapshot, index, state, exchanged, counts)
                 self._finish_run(
                     run,
@@ -143,14 +153,14 @@ class Observer:
                     diverged=bool(diverged[index]),
                     copy=not is_finished.all(),
                 )
-        self._report(snapshot, is_over=bool(is_last.all()))
-        self._flush_callbacks()
-        return diverged
+        self._report(snapshot, is_over=bool(is_finished.all()))
+        return diverged | stopped
 
     def close(self) -> dict[int, State]:
         """Wait for evaluations; returns the states of all rounds by seed, with `keep_states`."""
         self.background.close()
-        self._flush_callbacks()
+        if self.records:
+            self._call_callbacks()
         states: dict[int, State] = {}
         if self.settings.keep_states and self.records:
             for number, run in enumerate(self.runs):
@@ -186,10 +196,10 @@ class Observer:
         *diverged_flags, save_now, stop_now = world.communicator.any(
             np.array([*has_diverged, save_due, stop_requested])
         )
-        if save is not None and (save_now or stop_now):
+        if save is not None and save_now and not stop_now:
             self._save(snapshot, save)
         if stop_now:
-            world.close()
+            self._close_interrupted(snapshot)
             raise KeyboardInterrupt
         diverged = np.array(diverged_flags, bool)
         for run in world.runs[is_checked & ~diverged].tolist():
@@ -201,6 +211,24 @@ class Observer:
     ) -> None:
         """Write the checkpoints of all runs of the batch; collective."""
         self.background.wait()
+        checkpoints = self._capture_all(snapshot)
+        if self.records:
+            save(checkpoints)
+        self.saved_at = time.monotonic()
+
+    def _close_interrupted(self, snapshot: Snapshot) -> None:
+        """Write and keep the checkpoints of all runs of the batch, and close its world; collective."""
+        save = self.callbacks.save
+        if save is not None:
+            self.background.wait()
+            for run, checkpoint in self._capture_all(snapshot).items():
+                self.log.checkpoints[run] = to_cpu(checkpoint, copy=False)
+            if self.records:
+                save({})
+        snapshot.world.close()
+
+    def _capture_all(self, snapshot: Snapshot) -> dict[int, RunCheckpoint]:
+        """The checkpoints of all runs of the batch; empty on processes that do not record."""
         all_runs = np.ones(len(snapshot.world.runs), bool)
         states = _gather_states(snapshot, all_runs)
         exchange = _at_exchange(snapshot)
@@ -213,9 +241,7 @@ class Observer:
             run = int(snapshot.world.runs[index])
             exchanged = exchanged_states.get(index)
             checkpoints[run] = self._capture(snapshot, index, state, exchanged, counts)
-        if self.records:
-            save(checkpoints)
-        self.saved_at = time.monotonic()
+        return checkpoints
 
     # --- checkpoints and ends --------------------------------------------------------------------
     def _capture(
@@ -262,7 +288,8 @@ class Observer:
         """
         reduced, averaged = limit_size(checkpoint, self.settings.max_state_bytes)
         self.log.checkpoints[run] = to_cpu(reduced, copy=copy)
-        self.log.endings[run] = Ending(self.settings.stop, diverged, averaged)
+        stopped = self.reasons.get(run, "")
+        self.log.endings[run] = Ending(self.settings.stop, diverged, averaged, stopped)
 
     def _record_divergence(self, snapshot: Snapshot, index: int) -> None:
         """Record a diverged run, with a row that has no metrics; collective."""
@@ -332,13 +359,82 @@ class Observer:
         self.log.rows[key] = row
         self.pending_rows.append(row)
 
-    def _flush_callbacks(self) -> None:
-        """Call the user's callbacks with new evaluations, on this thread and in order."""
+    # --- early stopping ---------------------------------------------------------------------------
+    def _stop_early(
+        self,
+        snapshot: Snapshot,
+        exchange: Snapshot,
+        states: Mapping[int, RunState],
+        is_evaluated: Bools,
+    ) -> Bools:
+        """Call the callbacks, keep best models, and find the runs that stop early; collective.
+
+        Args:
+            exchange: the snapshot with the models that were evaluated.
+            states: that were evaluated, by index; empty in processes that do not record.
+            is_evaluated: (runs,) runs with an evaluation in this round.
+
+        Raises:
+            BaseException: of a callback, after a checkpoint was written.
+        """
+        world = snapshot.world
+        stops = np.zeros_like(is_evaluated)
+        error: BaseException | None = None
+        if self.records:
+            try:
+                stops = self._apply_stop_rules(snapshot, states, is_evaluated)
+            except BaseException as raised:  # also KeyboardInterrupt, which a callback may raise
+                error = raised
+        if world.communicator.size > 1:
+            *flags, failed = world.communicator.any(np.array([*stops, error is not None]))
+            stops = np.array(flags, bool)
+            if failed and error is None:
+                error = Failed("a callback failed in the main process; see its output.")
+        if error is not None:
+            self._close_interrupted(snapshot)
+            raise error
+        for index in np.flatnonzero(stops).tolist():  # with all that a last evaluation holds
+            self._evaluate(exchange, index, states.get(index), final=True)
+            self.background.wait()
+            self.pending_rows.clear()
+        return stops
+
+    def _apply_stop_rules(
+        self, snapshot: Snapshot, states: Mapping[int, RunState], is_evaluated: Bools
+    ) -> Bools:
+        """Call the callbacks and keep best models; returns the (runs,) mask of runs that stop."""
+        rules = self.settings.stopping
+        seeds_to_stop = self._call_callbacks()
+        stops = np.zeros_like(is_evaluated)
+        if not rules.needs_values:
+            return stops
+        for index in np.flatnonzero(is_evaluated).tolist():
+            run = int(snapshot.world.runs[index])
+            seed = self.runs[run].seed
+            row = self.log.rows[seed, snapshot.k]
+            reason = self.early_stops.reason(row)
+            if seed in seeds_to_stop:
+                reason = BY_CALLBACK
+            if reason:
+                self.reasons[run] = reason
+                stops[index] = True
+            if rules.is_best(self.log, run, row):
+                models = reduced_models(with_average(states[index])[:-1])
+                self.log.best[run] = rules.best_models(row, models)
+        return stops
+
+    def _call_callbacks(self) -> set[int]:
+        """Call the user's callbacks with new evaluations, on this thread and in order.
+
+        Returns:
+            The seeds of the runs that a callback stops.
+        """
+        seeds: set[int] = set()
         while self.pending_rows:
             row = self.pending_rows.popleft()
-            if self.records:
-                for callback in self.settings.callbacks:
-                    callback(RenamedKey(row, "algorithm", "method"))
+            if call_callbacks(self.settings.callbacks, RenamedKey(row, "algorithm", "method")):
+                seeds.add(int(row["seed"]))
+        return seeds
 
     # --- progress --------------------------------------------------------------------------------
     def _report(self, snapshot: Snapshot, *, is_over: bool) -> None:

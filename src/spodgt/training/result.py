@@ -25,15 +25,22 @@ class Result(Record):
     Args:
         states: Of all rounds of the last method, by seed, with `keep_states=True`.
         draws: By seed.
-        models: (clients, columns) by method and seed.
+        models: (clients, columns) by method and seed: at the end, or where the run was interrupted.
+        best_models: The same of the best evaluations, with `keep="best"`.
     """
 
     states: dict[int, Any] = field(default_factory=dict)
     draws: dict[int, Draw] = field(default_factory=dict)
     models: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    best_models: dict[tuple[str, int], Tensor] = field(default_factory=dict)
 
     def model(
-        self, method: str | None = None, seed: int | None = None, client: int | str = "average"
+        self,
+        method: str | None = None,
+        seed: int | None = None,
+        client: int | str = "average",
+        *,
+        best: bool = False,
     ) -> nn.Module:
         """The module of the problem with trained parameters and running statistics.
 
@@ -41,12 +48,19 @@ class Result(Record):
             method: Its label; optional if there is one method.
             seed: Of the run; the first by default.
             client: A client's name or number, or "average" (default) for the average of all clients.
+            best: The models of the best evaluation, which `keep="best"` keeps; default: the last
+                ones, of an interrupted run those of the round in which it was interrupted.
         """
-        problem, x = self._trained(method, seed, client)
+        problem, x = self._trained(method, seed, client, best=best)
         return problem.module(x)
 
     def state_dict(
-        self, method: str | None = None, seed: int | None = None, client: int | str = "average"
+        self,
+        method: str | None = None,
+        seed: int | None = None,
+        client: int | str = "average",
+        *,
+        best: bool = False,
     ) -> dict[str, Tensor]:
         """The tensors of a trained model by name, for `torch.nn.Module.load_state_dict`.
 
@@ -54,12 +68,13 @@ class Result(Record):
             method: As for `model`.
             seed: As for `model`.
             client: As for `model`.
+            best: As for `model`.
         """
-        problem, x = self._trained(method, seed, client)
+        problem, x = self._trained(method, seed, client, best=best)
         return problem.state_dict(x)
 
     def _trained(
-        self, method: str | None, seed: int | None, client: int | str
+        self, method: str | None, seed: int | None, client: int | str, *, best: bool
     ) -> tuple[HasModel, Tensor]:
         """The problem of a run, and its trained model."""
         names = self.methods
@@ -76,10 +91,15 @@ class Result(Record):
                 f"problem must have a torch module to give a model, got {type(problem).__name__}; "
                 "use spodgt.Learning."
             )
-        models = self.models.get((str(method), draw.seed))
+        models = (self.best_models if best else self.models).get((str(method), draw.seed))
+        if models is None and best:
+            raise InvalidInput(
+                f"best=True needs the best model of {method}, which was not kept; "
+                'train with keep="best".'
+            )
         if models is None:
             raise InvalidInput(
-                f"{method} (seed {draw.seed}) has no model: it did not reach its end; run it again."
+                f"{method} (seed {draw.seed}) has no model: it was not started; run it again."
             )
         if client == "average":
             return problem, mean(models)

@@ -8,15 +8,12 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
 
 import torch
 
 from spodgt.runtimes.loop import EvaluationSchedule, Stop
 from spodgt.training.progress import Progress
-
-Row = dict[str, Any]  # an evaluation, by columns of `result.frame`
-Callback = Callable[[Row], object]  # of the user
+from spodgt.training.stopping import Callback, StopRules
 
 
 @dataclass(frozen=True)
@@ -27,6 +24,7 @@ class ExecutionSettings:
         gradient_norm: whether the global gradient is evaluated; None: where it is affordable.
         progress: called with reports of the progress, about ten times a second.
         callbacks: called with every evaluation.
+        stopping: which evaluations stop a run, and whether its best models are kept.
         checkpoint_every: seconds between two checkpoints.
         max_state_bytes: size of the final state of one run that is kept for an extension.
         workers: number of processes; 1: all runs are computed in this process.
@@ -41,6 +39,7 @@ class ExecutionSettings:
     gradient_norm: bool | None = None
     progress: Callable[[Progress], None] | None = None
     callbacks: tuple[Callback, ...] = ()
+    stopping: StopRules = StopRules()  # noqa: RUF009 (rules are frozen)
     checkpoint_every: float = 30.0
     max_state_bytes: int = 0
     workers: int = 1

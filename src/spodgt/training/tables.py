@@ -13,7 +13,7 @@ from spodgt.record.metrics import RunSnapshot
 from spodgt.record.networks import with_names
 from spodgt.record.record import no_clients
 from spodgt.runtimes.world import Run, Tally
-from spodgt.training.settings import Row
+from spodgt.training.stopping import Row
 from spodgt.types import Ints, Problem
 
 if TYPE_CHECKING:

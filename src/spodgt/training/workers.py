@@ -23,7 +23,6 @@ import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
@@ -45,6 +44,7 @@ from spodgt.training.observer import Observer, ObserverCallbacks
 from spodgt.training.progress import Progress
 from spodgt.training.resume import group_by_round
 from spodgt.training.settings import ExecutionSettings, Interrupt
+from spodgt.training.stopping import STOP, Row, call_callbacks
 from spodgt.types import Problem
 
 if TYPE_CHECKING:
@@ -62,6 +62,11 @@ _PROGRESS = b"p"  # JSON
 _CHECKPOINT = b"c"  # the log of the run, with a checkpoint
 _FINISHED = b"f"  # the log of the run, with its final checkpoint
 _ERROR = b"e"  # type and text of an exception, JSON
+
+# Answers of the parent to an evaluation, if there are callbacks that may stop a run.
+_CONTINUE = b"c"
+_STOP = b"s"
+_SAVE = b"x"  # a callback failed: save and end
 
 
 # --- number of workers ---------------------------------------------------------------------------
@@ -164,7 +169,8 @@ class WorkerPool:
 
     executor: Executor
     jobs: list[RunJob] = field(default_factory=list)
-    running: dict[Connection, RunJob] = field(default_factory=dict)  # by the pipe from the process
+    running: dict[Connection, RunJob] = field(default_factory=dict)  # by the pipe to the process
+    is_stopping: bool = False  # whether workers were requested to save and end
 
     def run(self, labels: Sequence[str]) -> None:
         """Run methods to their end.
@@ -179,7 +185,7 @@ class WorkerPool:
             self._create_jobs(labels, logs)
             self._run_jobs()
             succeeded = True
-        except (SpodgtError, KeyboardInterrupt):
+        except BaseException:  # also those of callbacks
             self._stop_workers()
             raise
         finally:
@@ -229,7 +235,7 @@ class WorkerPool:
     def _start(self, job: RunJob) -> None:
         executor = self.executor
         context = mp.get_context("fork")
-        receiver, sender = context.Pipe(duplex=False)
+        receiver, sender = context.Pipe()
         log = executor.logs[job.label].extract(job.number, job.run.seed)
         worker = Worker(
             run=job.run,
@@ -240,7 +246,7 @@ class WorkerPool:
             interrupt=executor.interrupt,
             labels=executor.labels,
             notes=executor.notes() if executor.folder is not None else None,
-            sender=sender,
+            connection=sender,
         )
         pipes = [receiver, *self.running]  # of the parent
         job.process = context.Process(target=worker.main, args=(pipes,), daemon=True)
@@ -265,13 +271,12 @@ class WorkerPool:
                 receiver.close()
                 self._check_exit(self.running.pop(receiver))
             else:
-                self._handle(self.running[receiver], message[:1], message[1:])
+                self._handle(receiver, message[:1], message[1:])
 
-    def _handle(self, job: RunJob, kind: bytes, data: bytes) -> None:
+    def _handle(self, connection: Connection, kind: bytes, data: bytes) -> None:
+        job = self.running[connection]
         if kind == _ROW:
-            row = json.loads(data)
-            for callback in self.executor.settings.callbacks:
-                callback(RenamedKey(row, "algorithm", "method"))
+            self._call_callbacks(connection, RenamedKey(json.loads(data), "algorithm", "method"))
         elif kind == _PROGRESS:
             job.progress = Progress(**json.loads(data))
             self._show_progress(job.label)
@@ -280,13 +285,24 @@ class WorkerPool:
         else:
             self._record(job, data, finished=kind == _FINISHED)
 
+    def _call_callbacks(self, connection: Connection, row: Row) -> None:
+        """Call the user's callbacks, and answer a worker that waits for what they return."""
+        settings = self.executor.settings
+        answer = _SAVE
+        try:
+            answer = _STOP if call_callbacks(settings.callbacks, row) else _CONTINUE
+        finally:
+            if settings.stopping.has_callbacks:
+                with contextlib.suppress(OSError):  # a worker that died is reported by its pipe
+                    connection.send_bytes(answer)
+
     def _record(self, job: RunJob, data: bytes, *, finished: bool) -> None:
         """Write the log of a run, and add it to that of its method."""
         executor = self.executor
         if executor.folder is not None:
             write(executor.folder.path / executor.run_file(job.label, job.number), data)
         part = MethodLog.from_file(CheckpointFile.from_bytes(data))
-        if not finished:
+        if not finished and not self.is_stopping:
             part.checkpoints.clear()  # it is in the file, and in the worker's memory
         executor.logs[job.label].update(job.number, job.run.seed, part)
         job.finished = finished
@@ -322,12 +338,13 @@ class WorkerPool:
         """Request a last checkpoint from every worker, and wait until it has ended."""
         if self.executor.folder is None:
             return
+        self.is_stopping = True
         for job in self.running.values():
             assert job.process is not None
             job.process.terminate()
         deadline = time.monotonic() + _SAVE_SECONDS
         while self.running and time.monotonic() < deadline:
-            with contextlib.suppress(SpodgtError):  # the first failure is reported
+            with contextlib.suppress(Exception):  # the first failure is reported
                 self._receive()
 
     def _kill_workers(self) -> None:
@@ -379,7 +396,7 @@ class Worker:
     interrupt: Interrupt
     labels: Sequence[str]
     notes: Mapping[str, Any] | None  # facts for checkpoints; None: the run is not saved
-    sender: Connection
+    connection: Connection
 
     def main(self, pipes: Sequence[Connection]) -> None:
         """The main function of the process; `pipes` are those of the parent."""
@@ -412,7 +429,7 @@ class Worker:
     def _compute(self) -> None:
         settings = replace(
             self.settings,
-            callbacks=(partial(self._send_json, _ROW),),
+            callbacks=(self._report_row,),
             progress=lambda progress: self._send_json(_PROGRESS, asdict(progress)),
         )
         callbacks = ObserverCallbacks(
@@ -430,6 +447,16 @@ class Worker:
         observer.close()
         self._send(_FINISHED, self.log.to_file(self.notes or {}).to_bytes())
 
+    def _report_row(self, row: Row) -> object:
+        """The callback of the observer: the callbacks of the user are called by the parent."""
+        self._send_json(_ROW, row)
+        if not self.settings.stopping.has_callbacks:
+            return None
+        answer = self.connection.recv_bytes()
+        if answer == _SAVE:
+            raise KeyboardInterrupt
+        return STOP if answer == _STOP else None
+
     def _send_checkpoint(self, checkpoints: Mapping[int, RunCheckpoint]) -> None:
         file = self.log.to_file(self.notes or {}, checkpoints)
         self._send(_CHECKPOINT, file.to_bytes())
@@ -438,4 +465,4 @@ class Worker:
         self._send(kind, json.dumps(value, default=float).encode())
 
     def _send(self, kind: bytes, data: bytes) -> None:
-        self.sender.send_bytes(kind + data)
+        self.connection.send_bytes(kind + data)

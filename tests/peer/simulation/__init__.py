@@ -9,5 +9,5 @@
     mutants                           wrong versions of the program, each found by some seeds
     shrink, pool, __main__            a smaller schedule that still fails; processes; the command line
 
-`docs/simulation.md` has the list of bugs that were found this way.
+`docs/results/simulation.md` has the list of bugs that were found this way.
 """

@@ -1,4 +1,4 @@
-"""Schedules that have found bugs, kept as they were; `docs/simulation.md` lists them."""
+"""Schedules that have found bugs, kept as they were; `docs/results/simulation.md` lists them."""
 
 from __future__ import annotations
 

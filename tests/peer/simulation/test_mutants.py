@@ -1,4 +1,4 @@
-"""Wrong versions of the program are found; docs/simulation.md lists by how many seeds."""
+"""Wrong versions of the program are found; docs/results/simulation.md lists by how many seeds."""
 
 from __future__ import annotations
 

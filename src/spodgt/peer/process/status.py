@@ -270,7 +270,7 @@ class Reporter:
 
     def _warnings(self) -> Iterator[str]:
         state, status = self.node.state, self.status
-        if state.k > 1 and not math.isfinite(status.loss):
+        if state.k > 1 and self.first is not None and not math.isfinite(status.loss):
             yield "loss is not finite: the model has diverged"
         for name, norms in sorted(self.node.norms.items()):
             if norms.flags:

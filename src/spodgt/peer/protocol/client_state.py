@@ -55,6 +55,8 @@ class News(NamedTuple):
 
     x: Tensor  # (n,) the sender's model
     mass: Tensor  # (n,) float64, to add to y
+    half: Tensor | None = None  # (n,): the sender's model is known up to this much; None: exactly
+    middle: Tensor = torch.empty(0)  # (n,): the middle of what the sender's model may be
 
 
 class NotFinite(Exception):

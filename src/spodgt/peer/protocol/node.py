@@ -495,7 +495,8 @@ class Node:
         if mass is None:
             return None
         self.dirty.add(f"in:{name}")
-        return News(message.model(self.state.method.x[0]), mass)
+        own = self.state.method.x[0]
+        return News(message.model(own), mass, message.half, message.x)
 
     def _adopt_model(self, name: str, message: Message) -> None:
         """Lead on from a neighbour's model: the own one is older than what this root had passed on."""

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from spodgt import rng
-from spodgt.problems.data.sampling import AUGMENTATION_STREAM
 from spodgt.types import Ints, Words
 
+STREAM = 2**32 + 1  # random stream of a mini-batch, next to those of `sampling`
 PADDING = 4  # pixels by which a window may move
 _BITS = np.uint64(20)  # of a word for one draw: 9 positions are equally likely to one in 10⁵
 
@@ -40,7 +40,7 @@ class Windows(NamedTuple):
         Returns:
             Windows with fields of shape (clients, batch).
         """
-        word = rng.words(keys[:, None], k, client_indices[:, None], AUGMENTATION_STREAM, samples)
+        word = rng.words(keys[:, None], k, client_indices[:, None], STREAM, samples)
         positions = np.uint64(2 * PADDING + 1)
         mask = (np.uint64(1) << _BITS) - np.uint64(1)
         top = ((word & mask) * positions) >> _BITS

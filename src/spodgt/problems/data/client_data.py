@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from spodgt.errors import InvalidInput
 from spodgt.network.names import values_by_client
-from spodgt.problems.data.augmentation import Windows, crop_and_flip
 from spodgt.problems.data.client_weights import (
     EQUAL,
     ClientWeights,
@@ -23,21 +22,10 @@ from spodgt.problems.data.client_weights import (
 from spodgt.problems.data.evaluation_data import EvaluationData
 from spodgt.problems.data.holdout import DEFAULT_FRACTION, Holdout, hold_out
 from spodgt.problems.data.partitions import Partition
-from spodgt.problems.data.pytree import Tree
-from spodgt.problems.data.sampling import (
-    TRANSFORM_STREAM,
-    AnySamples,
-    Batch,
-    ClientIndices,
-    LazySamples,
-    Samples,
-    client_seeds,
-    sample_without_replacement,
-)
-from spodgt.types import Floats, Ints, Minibatches
+from spodgt.problems.data.samples import AnySamples, Batch, ClientIndices, Samples
+from spodgt.types import Floats, Ints
 
 BatchSize = int | Sequence[int] | Mapping[str, int] | None
-StackedBatches = tuple[Tensor | list[Tree], Tensor | list[Tree]]  # (clients, batch, …), or lists
 
 
 class InvalidLabel(NamedTuple):
@@ -47,13 +35,6 @@ class InvalidLabel(NamedTuple):
     sample: int  # index in `samples`
     value: int
     owner: str  # the data set in an error message: "client 3", "test of client 3", "test"
-
-
-class BatchGroup(NamedTuple):
-    """Clients with mini-batches of the same size."""
-
-    size: int  # samples
-    rows: Ints | slice  # positions among the given clients; slice(None) for all of them
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,71 +237,11 @@ class ClientData:
             limits = limits[rows]
         return np.minimum(sizes, limits)
 
-    def group_by_batch_size(self, rows: Ints) -> Iterator[BatchGroup]:
-        """Group clients by the size of their mini-batches: one group unless some hold less."""
-        batch_sizes = self.batch_sizes(rows)
-        for size in np.unique(batch_sizes):
-            has_size = batch_sizes == size
-            if has_size.all():
-                yield BatchGroup(int(size), slice(None))
-            else:
-                yield BatchGroup(int(size), np.flatnonzero(has_size))
-
-    def draw_minibatch(self, batches: Minibatches, size: int) -> tuple[Ints, Ints]:
-        """Draw mini-batches of `size` samples.
-
-        Returns:
-            (clients, size) positions among the samples of each client, and (clients, size) indices
-            among all samples.
-        """
-        sizes = self.client_indices.sizes[batches.rows]
-        positions = sample_without_replacement(
-            batches.keys, batches.client_index, batches.k, sizes, size
-        )
-        starts = self.client_indices.offsets[batches.rows, None]
-        return positions, self.client_indices.indices[starts + positions]
-
-    def minibatch(
-        self, batches: Minibatches, size: int, device: torch.device, dtype: torch.dtype
-    ) -> StackedBatches:
-        """Inputs and targets of the mini-batches of clients `batches.rows`.
-
-        Returns:
-            Two tensors (clients, size, …), or two lists with one batch per client.
-        """
-        positions, indices = self.draw_minibatch(batches, size)
-        if isinstance(self.samples, LazySamples):
-            inputs_of_clients = []
-            targets_of_clients = []
-            seeds = client_seeds(batches, TRANSFORM_STREAM)
-            for part, seed in zip(indices, seeds, strict=True):
-                inputs, targets = self.samples.batch(part, device, dtype, seed)
-                inputs_of_clients.append(inputs)
-                targets_of_clients.append(targets)
-            return inputs_of_clients, targets_of_clients
-        rows = torch.from_numpy(indices).to(device)
-        images = self.samples.inputs[rows]
-        if self.augment:
-            windows = Windows.draw(batches.keys, batches.client_index, batches.k, positions)
-            images = crop_and_flip(images, windows)
-        targets = self.samples.targets[rows]
-        return (
-            self.samples.to_floats(images, dtype),
-            self.samples.convert_targets(targets, dtype),
-        )
-
     def batch(self, indices: Ints, device: torch.device, dtype: torch.dtype) -> Batch:
         """The training samples with these indices as one batch, without augmentation."""
         return self.samples.batch(indices, device, dtype)
 
     # --- checks ----------------------------------------------------------------------------------
-    def refuse_nonfinite(self, batches: Minibatches, size: int) -> None:
-        """Raise `InvalidData` for the first sample of mini-batches with a NaN or an infinity."""
-        _, indices = self.draw_minibatch(batches, size)
-        seeds = client_seeds(batches, TRANSFORM_STREAM)
-        for part, seed in zip(indices, seeds, strict=True):
-            self.samples.refuse_nonfinite(part, seed)
-
     def first_invalid_label(self, classes: int, ignored: int | None) -> InvalidLabel | None:
         """The first target outside 0 … classes - 1 that is not `ignored`; None: all are valid."""
         invalid = _find_invalid_label(self.samples, classes, ignored)

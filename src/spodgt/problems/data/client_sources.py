@@ -18,7 +18,7 @@ from spodgt.problems.data.client_weights import EQUAL, ClientWeights
 from spodgt.problems.data.evaluation_data import EvaluationData, consecutive_ranges
 from spodgt.problems.data.holdout import Holdout, check_fraction
 from spodgt.problems.data.readers import Array, Clients, Reader, Source, Stack, is_array
-from spodgt.problems.data.sampling import AnySamples, ClientIndices, LazySamples, Samples
+from spodgt.problems.data.samples import AnySamples, ClientIndices, LazySamples, Samples
 
 
 def read_client_data(

@@ -23,7 +23,7 @@ import torch
 from spodgt._util.files import data_directory
 from spodgt.errors import InvalidData
 from spodgt.problems.data.image_formats import Bytes, file_error, read_cifar, read_names, read_pair
-from spodgt.problems.data.sampling import Samples
+from spodgt.problems.data.samples import Samples
 
 Split = Samples  # uint8 images (N, C, H, W) and int64 labels (N,)
 

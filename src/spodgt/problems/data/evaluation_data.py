@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from spodgt.problems.data.pytree import Tree
-from spodgt.problems.data.sampling import AnySamples
+from spodgt.problems.data.samples import AnySamples
 from spodgt.types import Ints
 
 ALL_CLIENTS = -1  # in place of a client: evaluate on the data of all clients

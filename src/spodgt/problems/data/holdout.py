@@ -10,7 +10,7 @@ import numpy as np
 from spodgt import rng
 from spodgt.errors import InvalidInput
 from spodgt.problems.data.evaluation_data import EvaluationData, consecutive_ranges
-from spodgt.problems.data.sampling import AnySamples, ClientIndices
+from spodgt.problems.data.samples import AnySamples, ClientIndices
 from spodgt.types import Ints
 
 DEFAULT_FRACTION = 0.2  # in a search over a problem without validation data

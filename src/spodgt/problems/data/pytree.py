@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 Tree = object  # a leaf, or a dict, tuple, named tuple or list of trees
 
@@ -83,15 +83,6 @@ def clone(tree: Tree) -> Tree:
         return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
     return tree_map(clone_leaf, tree)
-
-
-def call(module: nn.Module, inputs: Tree) -> Tree:
-    """Call a module: model(**inputs) for a mapping, model(*inputs) for a tuple or list."""
-    if isinstance(inputs, Mapping):
-        return module(**inputs)
-    if isinstance(inputs, tuple | list):
-        return module(*inputs)
-    return module(inputs)
 
 
 def _rebuild(like: Tree, parts: dict[object, Tree] | list[Tree]) -> Tree:

@@ -14,7 +14,7 @@ from torch.utils import data as torch_data
 from spodgt._util.text import first_line
 from spodgt.errors import InvalidData
 from spodgt.problems.data.pytree import Tree, leaves, seeded, tree_map
-from spodgt.problems.data.sampling import AnySamples, Collate, LazySamples, Readable, Samples
+from spodgt.problems.data.samples import AnySamples, Collate, LazySamples, Readable, Samples
 
 Source = torch_data.Dataset[object] | Sequence[object] | Mapping[str, object]
 Clients = Sequence[Source] | Mapping[str, Source]

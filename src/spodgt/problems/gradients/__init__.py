@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import torch
@@ -22,9 +23,7 @@ from spodgt.problems.data.pytree import Tree
 from spodgt.problems.losses import Loss
 from spodgt.problems.objective import Objective
 
-Noise = Sequence[int] | None  # a seed for each client's dropout; None for gradients without any
-
-
+Noise = Sequence[int] | None  # see `Engine.with_losses`
 Many = Tensor | Sequence[Tree]  # (clients, batch, …), or one batch of any form per client
 
 
@@ -53,12 +52,23 @@ class Engine(Protocol):
         """The same engine for a loss with other tensors, or with another precision."""
         ...
 
-    def grads(self, x: Tensor, inputs: Many, targets: Many, noise: Noise) -> Tensor:
-        return self.with_losses(x, inputs, targets, noise)[1]
-
     def with_losses(
         self, x: Tensor, inputs: Many, targets: Many, noise: Noise
-    ) -> tuple[Tensor, Tensor]: ...  # losses (clients,), and gradients
+    ) -> tuple[Tensor, Tensor]:
+        """Losses and gradients.
+
+        Args:
+            x: (clients, columns) models.
+            inputs: one batch for each client; the module may write into batches of a sequence.
+            targets: of these batches.
+            noise: the seeds of the clients' dropout in training mode, empty for modules without
+                random numbers; None: evaluation mode.
+
+        Returns:
+            (clients,) losses and (clients, parameters) gradients.
+        """
+        ...
+
     def outputs(self, x: Tensor, inputs: Tree) -> Many: ...  # of every model on the same inputs
 
 
@@ -82,11 +92,11 @@ class Layout:
         """This one, with the other behind it."""
         return Layout(self.names + other.names, self.shapes + other.shapes)
 
-    @property
+    @cached_property
     def sizes(self) -> list[int]:
         return [shape.numel() for shape in self.shapes]
 
-    @property
+    @cached_property
     def size(self) -> int:
         return sum(self.sizes)
 

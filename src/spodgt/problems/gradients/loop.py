@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeVar
@@ -14,9 +14,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from spodgt.problems.data.pytree import Tree, call, clone, seed_all, seeded
+from spodgt.problems.data.pytree import Tree, clone, seed_all, seeded
 from spodgt.problems.gradients import NO_COLUMNS, Engine, Layout, Many, Noise
-from spodgt.problems.objective import Objective
+from spodgt.problems.objective import Objective, call_module
 from spodgt.thread_pool import run_tasks
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class LoopEngine(Engine):
     def with_losses(
         self, x: Tensor, inputs: Many, targets: Many, noise: Noise
     ) -> tuple[Tensor, Tensor]:
-        """Losses (clients,) and gradients (clients, parameters); `noise` implies training mode.
+        """Losses and gradients, see `Engine.with_losses`.
 
         A training pass also updates the columns behind the parameters in `x`: running statistics,
         and personal parameters by one step along their gradient.
@@ -64,25 +64,37 @@ class LoopEngine(Engine):
             own.load(x[client], training=training)
             if self.random and noise is not None:
                 seed_all(noise[client])  # dropout, too, is a function of (seed, round, client)
-            # A batch in memory of its own is aligned, wherever the client stands among the others:
-            # matrix products of unaligned numbers may differ in their last bits.
-            batch = self.image(clone(inputs[client]))
+            batch = self.image(_own_copy(inputs[client]))
             with torch.enable_grad():
-                loss = self.objective(own.module, batch, clone(targets[client]))
+                loss = self.objective(own.module, batch, _own_copy(targets[client]))
                 loss.backward()  # type: ignore[no-untyped-call]
             losses[client] = loss.detach()
             own.move_gradients(gradients[client], self.personal_step_size if training else 0.0)
             if training and self.statistics.names:
                 own.store_statistics(x[client])
 
-        with seeded(None) if self.random else contextlib.nullcontext(), _differentiable_attention():
+        with self._randomness(), self._attention():
             each_row(x, one_client, serial=self.random)
         return losses, gradients
+
+    def _randomness(self) -> AbstractContextManager[None]:
+        """Restore the states of the global generators, if passes draw random numbers."""
+        return seeded(None) if self.random else nullcontext()
+
+    def _attention(self) -> AbstractContextManager[None]:
+        """Use attention that has a gradient, if the module has any."""
+        return differentiable_attention() if self.has_attention else nullcontext()
+
+    @cached_property
+    def has_attention(self) -> bool:
+        """Whether layers of the module may use the fused attention of torch."""
+        layers = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
+        return any(isinstance(part, layers) for part in self.module.modules())
 
     def outputs(self, x: Tensor, inputs: Tree) -> list[Tree]:
         shared = self.image(inputs)
         # a copy for each model: a forward pass may write into its inputs
-        return self.apply(x, lambda module: call(module, clone(shared)))
+        return self.apply(x, lambda module: call_module(module, clone(shared)))
 
     def apply(self, x: Tensor, work: Callable[[nn.Module], T]) -> list[T]:
         """What `work` makes of every model, as a module in evaluation mode."""
@@ -94,7 +106,7 @@ class LoopEngine(Engine):
             with torch.no_grad():
                 results[model] = work(own.module)
 
-        with seeded(0) if self.random else contextlib.nullcontext():
+        with seeded(0) if self.random else nullcontext():
             each_row(x, one_model, serial=self.random)
         return [results[model] for model in range(len(x))]
 
@@ -194,6 +206,15 @@ def _flat_gradient(parameter: nn.Parameter) -> Tensor:
     return parameter.grad.to_dense().reshape(-1)
 
 
+def _own_copy(batch: Tree) -> Tree:
+    """The batch of one client, in memory of its own if it is a part of a tensor of all clients.
+
+    This memory is aligned wherever the client stands among the others: matrix products of
+    unaligned numbers may differ in their last bits.
+    """
+    return batch.clone() if isinstance(batch, Tensor) else batch
+
+
 def each_row(x: Tensor, one: Callable[[int], object], *, serial: bool = False) -> None:
     """Call `one` with the number of every row, on several threads unless `serial`."""
     threads = torch.get_num_threads()
@@ -215,8 +236,8 @@ def each_row(x: Tensor, one: Callable[[int], object], *, serial: bool = False) -
         torch.set_num_threads(threads)
 
 
-@contextlib.contextmanager
-def _differentiable_attention() -> Iterator[None]:
+@contextmanager
+def differentiable_attention() -> Iterator[None]:
     """Switch off the fused attention of `nn.TransformerEncoder`, which has no gradient."""
     enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from spodgt.errors import InvalidInput
 from spodgt.problems.data.client_data import ClientData
-from spodgt.problems.data.pytree import Tree, call, clone, seeded, tensor_leaves, tree_map
+from spodgt.problems.data.pytree import Tree, clone, seeded, tensor_leaves, tree_map
 from spodgt.problems.models.probe import copy_in_float32
-from spodgt.problems.objective import Objective
+from spodgt.problems.objective import Objective, call_module
 
 _PROBE_SAMPLES = 4
 
@@ -69,7 +69,7 @@ def _call(module: nn.Module, inputs: Tree) -> list[Tensor] | None:
     try:
         with torch.no_grad(), seeded(0), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return tensor_leaves(call(module, clone(inputs)))
+            return tensor_leaves(call_module(module, clone(inputs)))
     except Exception:
         return None
 

@@ -114,9 +114,9 @@ def _agrees(engine: Engine, plain: LoopEngine, inputs: Tensor, targets: Tensor) 
         # vmap warns if it falls back to a slow loop
         warnings.filterwarnings("error", message=".*performance drop.*")
         try:
-            gradients = engine.grads(models, batches.clone(), answers.clone(), noise)
+            _, gradients = engine.with_losses(models, batches.clone(), answers.clone(), noise)
             outputs = engine.outputs(models, inputs)
-            plain_gradients = plain.grads(models, batches.clone(), answers.clone(), noise)
+            _, plain_gradients = plain.with_losses(models, batches.clone(), answers.clone(), noise)
             plain_outputs = torch.stack(plain.outputs(models, inputs))  # type: ignore[arg-type]
         except Exception:
             return False

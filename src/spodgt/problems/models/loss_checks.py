@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from spodgt._util.text import first_line
 from spodgt.errors import InvalidInput
-from spodgt.problems.data.pytree import Tree, call, clone, concat, seeded
+from spodgt.problems.data.pytree import Tree, clone, concat, seeded
 from spodgt.problems.losses import Loss
-from spodgt.problems.objective import Objective, compares_classes, compares_elements
+from spodgt.problems.objective import Objective, call_module, compares_classes, compares_elements
 from spodgt.problems.user_code import user_code_errors
 
 
@@ -34,7 +34,7 @@ def evaluate_once(
         if objective.calls_model:
             value = objective(module, clone(inputs), clone(targets))
         else:
-            outputs = call(module, clone(inputs))
+            outputs = call_module(module, clone(inputs))
             _check_targets_fit(objective.loss, outputs, targets)
             value = objective.of(outputs, clone(targets))
     if not isinstance(value, Tensor):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Literal
 
 from torch import Tensor, nn
@@ -112,7 +113,7 @@ class ModelColumns:
             )
         return columns
 
-    @property
+    @cached_property
     def extra(self) -> Layout:
         """All columns behind the shared parameters."""
         return self.running + self.personal + self.local
@@ -122,7 +123,7 @@ class ModelColumns:
         """Number of columns that never leave their client."""
         return self.personal.size + self.local.size
 
-    @property
+    @cached_property
     def all(self) -> Layout:
         """All columns."""
         return self.shared + self.extra

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from spodgt._util.text import first_line
 from spodgt.errors import InvalidData, InvalidInput
 from spodgt.problems.data.client_data import ClientData
-from spodgt.problems.data.pytree import Tree, call, clone, random_state, seeded, tensor_leaves
-from spodgt.problems.data.sampling import AnySamples, LazySamples, Samples
+from spodgt.problems.data.pytree import Tree, clone, random_state, seeded, tensor_leaves
+from spodgt.problems.data.samples import AnySamples, LazySamples, Samples
 from spodgt.problems.gradients import Layout
 from spodgt.problems.metrics import Accuracy, accuracy_of
 from spodgt.problems.models.carried_state import TRACKING_NORMS, refuse_carried_state
 from spodgt.problems.models.loss_checks import check_gradient, evaluate_once, refuse_sum
 from spodgt.problems.models.torch_internals import has_gradient_hooks
-from spodgt.problems.objective import Objective, compares_classes, ignore_index_of
+from spodgt.problems.objective import Objective, call_module, compares_classes, ignore_index_of
 from spodgt.problems.user_code import user_code_errors
 from spodgt.types import Ints
 
@@ -141,7 +141,7 @@ class ModelProbe:
         """A forward pass of a module, or of a loss(model, batch) with it."""
         if self.objective.calls_model:
             return self.objective(module, inputs, clone(self.targets))
-        return call(module, inputs)
+        return call_module(module, inputs)
 
     # --- targets ---------------------------------------------------------------------------------
     def _check_labels(self, outputs: Tree, data: ClientData) -> ModelProbe:
@@ -193,7 +193,7 @@ class ModelProbe:
         """Whether the loss of one sample can be computed and is finite."""
         try:
             inputs, targets = samples.take(torch.tensor([index]), torch.float32)
-            return bool(self.objective.of(call(self.module, inputs), targets).isfinite())
+            return bool(self.objective.of(call_module(self.module, inputs), targets).isfinite())
         except Exception:
             return False
 
@@ -253,7 +253,9 @@ class SideEffects(NamedTuple):
     draws_random_numbers: bool
 
 
-def find_side_effects(module: nn.Module, inputs: Tree, forward: Forward = call) -> SideEffects:
+def find_side_effects(
+    module: nn.Module, inputs: Tree, forward: Forward = call_module
+) -> SideEffects:
     """Find the buffers and random generators that a training pass changes.
 
     Other state that a pass changes is refused by `refuse_carried_state`.
@@ -289,7 +291,7 @@ def _check_norms(module: nn.Module) -> set[str]:
     return names
 
 
-def count_multiplications(module: nn.Module, inputs: Tree, forward: Forward = call) -> int:
+def count_multiplications(module: nn.Module, inputs: Tree, forward: Forward = call_module) -> int:
     """Multiplications of one sample in a forward pass.
 
     Every weight counts once, and once per output position in a convolution.

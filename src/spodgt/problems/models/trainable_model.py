@@ -14,7 +14,7 @@ from spodgt.engine import current_engine
 from spodgt.errors import InvalidInput
 from spodgt.problems.data.client_data import ClientData
 from spodgt.problems.data.pytree import Tree, clone
-from spodgt.problems.data.sampling import LazySamples
+from spodgt.problems.data.samples import LazySamples
 from spodgt.problems.gradients import Engine, Layout, flatten
 from spodgt.problems.gradients.loop import LoopEngine
 from spodgt.problems.losses import Loss

@@ -10,11 +10,16 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from spodgt.errors import InvalidInput
-from spodgt.kernels.links import Links, add_rows, matrix_diagonal
+from spodgt.kernels.links import (
+    BatchLinks,
+    add_rows,
+    matrix_diagonal,
+    mixing_operator,
+    round_weights,
+)
 from spodgt.problems.protocols import HasBatches
 from spodgt.types import Availability, Bools, Floats, Ints, Problem
 
@@ -63,7 +68,7 @@ def assign_processes(costs: Ints, size: int) -> Ints:
 
 
 @dataclass(frozen=True, eq=False)
-class Traffic:
+class BlockTraffic:
     """The rows that a process sends and receives in one mixing, each to a process at most once."""
 
     sends: dict[int, Ints]  # process → rows of this block, in the order of clients
@@ -116,12 +121,12 @@ class ClientBlock:
         return np.flatnonzero(is_sent & is_foreign)
 
     @cached_property
-    def inner_mixing(self) -> Links:
+    def inner_mixing(self) -> BatchLinks:
         """The links within this block, by its rows."""
         receivers = self.row[self.receivers[self.inner_links]]
-        return Links(1, len(self.clients), receivers, self.row[self.senders[self.inner_links]])
+        return BatchLinks(1, len(self.clients), receivers, self.row[self.senders[self.inner_links]])
 
-    def traffic(self, active: Bools) -> Traffic:
+    def traffic(self, active: Bools) -> BlockTraffic:
         """What is sent and received over the active links."""
         outgoing = self.outgoing_links[active[self.outgoing_links]]
         incoming = self.incoming_links[active[self.incoming_links]]
@@ -130,7 +135,7 @@ class ClientBlock:
         sends = {}
         for peer, clients in _group_clients(targets, self.senders[outgoing]).items():
             sends[peer] = self.row[clients]
-        return Traffic(sends, _group_clients(sources, self.senders[incoming]))
+        return BlockTraffic(sends, _group_clients(sources, self.senders[incoming]))
 
     def mix_inner(self, x: Tensor, weights: Floats, active: Bools, keepers: Ints) -> Tensor:
         """The share of this block's own clients in a mixing, which needs no message.
@@ -141,14 +146,21 @@ class ClientBlock:
             active: (links of the batch,) active links.
             keepers: (links of the batch,) the end of each link that keeps what is not sent.
         """
-        rounded = weights.astype(torch.empty(0, dtype=x.dtype).numpy().dtype)  # as in `Links.mix`
+        rounded = round_weights(weights, x.dtype)
         # The diagonal of the whole matrix: it depends on the links to other processes, too.
         diagonal = matrix_diagonal(rounded, active, keepers, len(self.owner))[self.clients]
         links = self.inner_links
-        return self.inner_mixing.mix_with(x, rounded[links], active[links], diagonal)
+        operator = mixing_operator(
+            self.inner_mixing,
+            rounded[links],
+            self.row[keepers[links]],
+            dtype=x.dtype,
+            device=x.device,
+        )
+        return operator.with_diagonal(x, active[links], diagonal)
 
     def mix_inner_differences(self, x: Tensor, weights: Floats, active: Bools) -> Tensor:
-        """As `Links.mix_differences`, over the links within this block."""
+        """As `BatchLinks.mix_differences`, over the links within this block."""
         links = self.inner_links
         return self.inner_mixing.mix_differences(x, weights[links], active[links])
 

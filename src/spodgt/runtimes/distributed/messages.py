@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from spodgt.runtimes.distributed.client_blocks import Traffic, as_slice
-from spodgt.runtimes.distributed.process_group import Group, Transfer, Work
+from spodgt.runtimes.distributed.client_blocks import BlockTraffic, as_slice
+from spodgt.runtimes.distributed.process_group import Group, PendingTransfer, Transfer
 from spodgt.types import Ints
 
 _TAGS = 16  # per round: messages of different calls cannot be confused
@@ -29,7 +29,7 @@ class MixedTensor:
 
     key: FieldKey
     tensor: Tensor
-    traffic: Traffic
+    traffic: BlockTraffic
 
 
 class Rows(NamedTuple):
@@ -48,8 +48,8 @@ class PendingMessage:
     received: Tensor
     layout: dict[FieldKey, Rows]  # of `received`
     buffers: list[Tensor]
-    sends: list[Work] = field(default_factory=list)
-    receives: list[Work] = field(default_factory=list)
+    sends: list[PendingTransfer] = field(default_factory=list)
+    receives: list[PendingTransfer] = field(default_factory=list)
 
     def rows(self, key: FieldKey) -> Tensor:
         """Wait for the message; returns the rows received for a tensor."""
@@ -66,7 +66,7 @@ class PendingMessage:
         self.buffers = []
 
     @staticmethod
-    def _wait(works: list[Work]) -> None:
+    def _wait(works: list[PendingTransfer]) -> None:
         while works:
             works.pop().wait()
 

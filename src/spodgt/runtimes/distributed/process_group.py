@@ -41,7 +41,7 @@ class Transfer(NamedTuple):
 
 
 @dataclass(eq=False)
-class Work:
+class PendingTransfer:
     """A transfer in progress."""
 
     group: Group
@@ -56,8 +56,8 @@ class Work:
 class StartedTransfers(NamedTuple):
     """Transfers in progress; every one must be waited for."""
 
-    sends: list[Work]
-    receives: list[Work]
+    sends: list[PendingTransfer]
+    receives: list[PendingTransfer]
 
     def wait(self) -> None:
         for work in (*self.sends, *self.receives):
@@ -94,7 +94,7 @@ class Group:
             handles = [handles[0]] * len(transfers)
         works = []
         for transfer, handle in zip(transfers, handles, strict=True):
-            works.append(Work(self, transfer.peer, handle))
+            works.append(PendingTransfer(self, transfer.peer, handle))
         return StartedTransfers(works[: len(sends)], works[len(sends) :])
 
     def sum(self, tensor: Tensor) -> Tensor:

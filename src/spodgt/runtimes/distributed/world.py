@@ -69,7 +69,8 @@ class DistributedRounds:
         activity = self.held.batch.activity.at(k)
         index = k - activity.first
         roles = None if activity.roles is None else activity.roles.at(index)
-        links = RoundLinks(self.held, activity.links.at(index), roles, self.tally)
+        active = activity.links.at(index)
+        links = RoundLinks(self.held, active.pull, active.pushing, roles, self.tally)
         mixer = MessageMixer(links, self.block, messages, partial(self._messages, k + 1))
         return BatchRound(k, links, mixer, activity.computes[index + 1], self.statistics)
 

@@ -88,7 +88,7 @@ class ActivationRound(OldRoundNames):
         rows = torch.from_numpy(self.computing).to(x.device)
         index = torch.from_numpy(clients).to(x.device)
         models = torch.cat([x[rows], context.statistics[index]], 1)
-        g[rows] = context.problem.grad(models, minibatches)
+        g[rows] = context.gradient(models, minibatches)
         context.statistics[index] = models[:, x.shape[1] :]
         return g
 

@@ -32,7 +32,7 @@ class SentCopy:
         self.tracker = PoolReference()  # used if trackers have a pool of their own
 
 
-class Message:
+class LinkMessage:
     """A copy in flight on a link."""
 
     __slots__ = ("arrival", "copy", "link", "round_number", "uses_inbox")
@@ -51,7 +51,7 @@ class Receipt(NamedTuple):
     """A message and the row of a batch that receives it."""
 
     row: int
-    message: Message
+    message: LinkMessage
     is_newest: bool = True  # of its link
 
 
@@ -65,7 +65,7 @@ class ActivationBatch:
     computes: list[bool] = field(default_factory=list)
     partners: list[int] = field(default_factory=list)  # of each client, in pairwise exchanges
     copies: list[SentCopy] = field(default_factory=list)  # of each row
-    messages: list[Message] = field(default_factory=list)  # sent
+    messages: list[LinkMessage] = field(default_factory=list)  # sent
     received: list[Receipt] = field(default_factory=list)
     remembered: list[Receipt] = field(default_factory=list)  # the last message of each in-link
     forgotten: list[SentCopy] = field(default_factory=list)  # replaced in memory by newer ones

@@ -17,6 +17,7 @@ from torch import Tensor
 from spodgt.algorithms.base import Algorithm
 from spodgt.algorithms.compose.codecs import Codec, IntervalQuantizer
 from spodgt.kernels.links import add_rows, move_into_intervals
+from spodgt.problems.protocols import GradientFunction
 from spodgt.runtimes.batch import MixingMatrix
 from spodgt.runtimes.events.activations import ActivationBatch, Receipt
 from spodgt.runtimes.events.local_rounds import Coordination
@@ -34,6 +35,7 @@ class RunContext:
     run: Run
     algorithm: Algorithm
     problem: Problem
+    gradient: GradientFunction  # of the problem
     coordination: Coordination
     dtype: torch.dtype
     device: torch.device

@@ -129,7 +129,7 @@ class CompiledTracking:
         x, y, g = state
         index = torch.from_numpy(minibatches.rows)
         weights = torch.from_numpy(gradient_weights).to(x.dtype)[:, None]
-        new = self.context.problem.grad(x[index], minibatches) * weights
+        new = self.context.gradient(x[index], minibatches) * weights
         y[index] += new - g[index]
         g[index] = new
 

@@ -403,7 +403,7 @@ class Time:
         """Seconds of a tick."""
         return self.step / NANO
 
-    def draw(self, network: Network, seed: int) -> Clock:
+    def draw(self, network: Network, seed: int) -> DurationClock:
         """The durations of one run.
 
         Args:
@@ -415,11 +415,11 @@ class Time:
             target = Target(name, network, is_link=name != "compute")
             samplers[name] = quantity.draw(rng.key(seed, f"time:{name}"), target)
         bandwidth = samplers.get("bandwidth")
-        return Clock(samplers["compute"], samplers["latency"], bandwidth, self.step)
+        return DurationClock(samplers["compute"], samplers["latency"], bandwidth, self.step)
 
 
 @dataclass(frozen=True, eq=False)
-class Clock:
+class DurationClock:
     """The durations of one run, in nanoseconds."""
 
     compute: Sampler

@@ -16,7 +16,7 @@ from torch import Tensor
 from spodgt import rng
 from spodgt.algorithms import stack
 from spodgt.kernels.steps import State, rebuild
-from spodgt.runtimes.batch import MixingMatrix
+from spodgt.runtimes.batch import MixingMatrix, gradient_function
 from spodgt.runtimes.events.activation_round import ActivationRound
 from spodgt.runtimes.events.activations import ActivationBatch, Tick
 from spodgt.runtimes.events.batch_messages import RunContext
@@ -131,10 +131,12 @@ class EventExecutor:
         if compiled:
             like = torch.empty(0, dtype=dtype, device=device)
             rule = TrackingRule.of(algorithm, run.availability.p, like)
+        problem = run.problem.to(device, dtype)
         self.context = RunContext(
             run=run,
             algorithm=algorithm,
-            problem=run.problem.to(device, dtype),
+            problem=problem,
+            gradient=gradient_function(problem, dtype),
             coordination=coordination,
             dtype=dtype,
             device=device,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from spodgt.network import Network
-from spodgt.runtimes.events.activations import ActivationBatch, Message, Receipt, SentCopy
+from spodgt.runtimes.events.activations import ActivationBatch, LinkMessage, Receipt, SentCopy
 from spodgt.runtimes.events.local_rounds import Coordination, LocalRound, links_of_clients
 
 NEVER = 2**62  # the arrival of a message that a newer one has replaced
@@ -27,8 +27,8 @@ class LinkQueues:
         self.receivers: list[int] = network.receivers.tolist()
         self.in_links = links_of_clients(network.receivers, network.clients)
         self.out_links = links_of_clients(network.senders, network.clients)
-        self.queues: list[list[Message]] = [[] for _ in range(network.links)]  # oldest first
-        self.memory: list[Message | None] = [None] * network.links  # the last one received
+        self.queues: list[list[LinkMessage]] = [[] for _ in range(network.links)]  # oldest first
+        self.memory: list[LinkMessage | None] = [None] * network.links  # the last one received
         self.last_received_round = [0] * network.links  # of the sender
         self.transmission_start = [0] * network.links  # of the last message of each link
         self.transmission_end = [0] * network.links
@@ -51,7 +51,7 @@ class LinkQueues:
                 arrival = now
                 if not self.coordination.synchronous:
                     arrival = self._transmit(link, starting, now) + starting.latencies[link]
-                message = Message(link, copy, arrival, batch.rounds[-1])
+                message = LinkMessage(link, copy, arrival, batch.rounds[-1])
                 self.queues[link].append(message)
                 batch.messages.append(message)
                 copy.model.count += 1
@@ -90,7 +90,7 @@ class LinkQueues:
             if message.arrival <= next_time[self.receivers[message.link]]:
                 message.uses_inbox |= self._is_before_next_activation(message)
 
-    def in_flight(self) -> list[Message]:
+    def in_flight(self) -> list[LinkMessage]:
         """All messages that have not been received."""
         return [message for queue in self.queues for message in queue]
 
@@ -107,7 +107,7 @@ class LinkQueues:
         self.transmission_end[link] = self.transmission_start[link] + starting.transfers[link]
         return self.transmission_end[link]
 
-    def _pop_arrived(self, link: int, now: int) -> list[Message]:
+    def _pop_arrived(self, link: int, now: int) -> list[LinkMessage]:
         """Remove the newest message that has arrived, and all older ones."""
         queue = self.queues[link]
         count = len(queue)
@@ -117,14 +117,14 @@ class LinkQueues:
         del queue[:count]
         return arrived
 
-    def _remember(self, batch: ActivationBatch, message: Message) -> None:
+    def _remember(self, batch: ActivationBatch, message: LinkMessage) -> None:
         previous = self.memory[message.link]
         if previous is not None:
             batch.forgotten.append(previous.copy)
         self.memory[message.link] = message
         message.copy.model.count += 1
 
-    def _is_before_next_activation(self, message: Message) -> bool:
+    def _is_before_next_activation(self, message: LinkMessage) -> bool:
         """Whether a message of this window was sent after the last activation of its receiver."""
         sent = message.copy.batch
         return sent >= self.window_start and sent >= self.last_batch[self.receivers[message.link]]
@@ -166,17 +166,17 @@ class LinkQueues:
             self.memory[message.link] = message
 
 
-def _to_table(messages: list[Message], copies: list[SentCopy]) -> Tensor:
+def _to_table(messages: list[LinkMessage], copies: list[SentCopy]) -> Tensor:
     """(messages, 5): link, number of the copy, arrival, round, whether it uses an inbox."""
     numbers = {copy: number for number, copy in enumerate(copies)}
     rows = [[m.link, numbers[m.copy], m.arrival, m.round_number, m.uses_inbox] for m in messages]
     return torch.tensor(rows, dtype=torch.int64).reshape(-1, 5)
 
 
-def _from_table(table: Tensor, copies: list[SentCopy]) -> list[Message]:
+def _from_table(table: Tensor, copies: list[SentCopy]) -> list[LinkMessage]:
     messages = []
     for link, copy, arrival, round_number, uses_inbox in table.tolist():
-        message = Message(link, copies[copy], arrival, round_number)
+        message = LinkMessage(link, copies[copy], arrival, round_number)
         message.uses_inbox = bool(uses_inbox)
         messages.append(message)
     return messages

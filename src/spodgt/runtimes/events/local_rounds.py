@@ -10,8 +10,8 @@ from spodgt import rng
 from spodgt.algorithms.base import HasOverlap
 from spodgt.algorithms.registry import unwrap
 from spodgt.network import Network
-from spodgt.runtimes.events.activations import ActivationBatch, Message, SentCopy
-from spodgt.runtimes.events.durations import Clock
+from spodgt.runtimes.events.activations import ActivationBatch, LinkMessage, SentCopy
+from spodgt.runtimes.events.durations import DurationClock
 from spodgt.runtimes.world import Run
 from spodgt.types import Ints
 
@@ -63,7 +63,7 @@ class RoundTable:
         pairwise: whether clients exchange models in pairs, drawn by `PairwiseMeetings`.
     """
 
-    def __init__(self, run: Run, clock: Clock, message_size: int, pairwise: bool) -> None:
+    def __init__(self, run: Run, clock: DurationClock, message_size: int, pairwise: bool) -> None:
         self.availability = run.availability
         self.clock = clock
         self.message_size = message_size
@@ -141,7 +141,7 @@ class PairwiseMeetings:
         """Add the exchange of a client to a batch: two messages, which are not queued."""
         batch.partners.append(self.partner(client, k))
         for link in self.links(client, k):
-            batch.messages.append(Message(link, SentCopy(), arrival=0, round_number=0))
+            batch.messages.append(LinkMessage(link, SentCopy(), arrival=0, round_number=0))
 
     def _in_link(self, client: int, k: int) -> int | None:
         links = self.in_links[client]

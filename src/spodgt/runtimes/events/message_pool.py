@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from spodgt.runtimes.events.activations import ActivationBatch, Message, PoolReference
+from spodgt.runtimes.events.activations import ActivationBatch, LinkMessage, PoolReference
 from spodgt.runtimes.events.link_queues import LinkQueues
 from spodgt.types import Floats
 
@@ -56,7 +56,7 @@ class MessagePool:
         self.buffers: dict[int, Tensor] = {}  # (slots, columns) by number of the mixing call
         self.push_calls: list[int] = []  # numbers of the mixing calls that push
         self.inbox: Tensor | None = None  # (clients, columns) trackers of the next activations
-        self.in_flight: dict[Message, None] = {}  # messages to be received, an ordered set
+        self.in_flight: dict[LinkMessage, None] = {}  # messages to be received, an ordered set
 
     def update_refcounts(self, batch: ActivationBatch) -> None:
         """Free the slots of rows that no later batch reads; assign slots to rows that one reads.
@@ -90,7 +90,7 @@ class MessagePool:
                 if tracker.slot < 0:
                     self.tracker_slots.acquire(tracker)
 
-    def _has_tracker_slot(self, message: Message) -> bool:
+    def _has_tracker_slot(self, message: LinkMessage) -> bool:
         return self.separate_trackers and not message.uses_inbox
 
     def buffer(self, call: int, like: Tensor, capacity: int) -> Tensor:

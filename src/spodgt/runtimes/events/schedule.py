@@ -23,7 +23,7 @@ from torch import Tensor
 
 from spodgt.participation import delay
 from spodgt.runtimes.events.activations import ActivationBatch, Tick
-from spodgt.runtimes.events.durations import Clock
+from spodgt.runtimes.events.durations import DurationClock
 from spodgt.runtimes.events.link_queues import NEVER, LinkQueues
 from spodgt.runtimes.events.local_rounds import ClientRounds, Coordination, RoundTable
 from spodgt.runtimes.world import Run
@@ -51,7 +51,7 @@ class EventSchedule:
     """
 
     def __init__(
-        self, run: Run, clock: Clock, message_size: int, coordination: Coordination
+        self, run: Run, clock: DurationClock, message_size: int, coordination: Coordination
     ) -> None:
         self.coordination = coordination
         self.tick_length = clock.tick

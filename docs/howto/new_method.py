@@ -1,4 +1,4 @@
-"""NAME: what the method does, in one line [citationkey of docs/references.md].
+"""NAME: what the method does, in one line [citationkey of docs/reference/literature.md].
 
     x⁺ = W x - η g        the update in the paper's letters; `step` repeats it line by line
 

@@ -1,6 +1,6 @@
-"""Draw docs/choosing.png: which methods reach the optimum, on which graphs, with idle clients or links.
+"""Draw docs/explanation/choosing.png: the methods that reach the optimum, by graph, idle clients and links.
 
-    python docs/choosing.py
+    python docs/explanation/choosing.py
 
 One heterogeneous quadratic, ten clients; the distance of the models from the true optimum against rounds.
 """
