@@ -42,7 +42,9 @@ class Mutant(NamedTuple):
     owner: Any  # a module or a class
     name: str
     wrong: Any
-    liar: Callable[[], None] | None = None  # a test with a member that lies, which finds it; None: seeds do
+    liar: Callable[[], None] | None = (
+        None  # a test with a member that lies, which finds it; None: seeds do
+    )
 
 
 # --- the protocol ----------------------------------------------------------------------------------
