@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -209,10 +208,6 @@ def follow_all(self: FollowedEpochs, name: str, current: int, claimed: int) -> i
     return claimed
 
 
-def no_norm_at_first(self: Norms, what: str, own: float) -> float:
-    return math.inf
-
-
 def median_of_all(self: Norms, what: str, own: float) -> float:
     return max(median(self.seen[what]), 1e-300)
 
@@ -280,12 +275,6 @@ MUTANTS: dict[str, Mutant] = {
         "check_vectors",
         any_vectors,
         test_liars.test_a_liar_cannot_put_nan_into_a_model,
-    ),
-    "forget the norms of earlier epochs": Mutant(
-        Norms,
-        "_usual_at_first",
-        no_norm_at_first,
-        test_liars.test_a_liar_with_huge_numbers_is_named,
     ),
     "take a manifest of another authority": Mutant(
         certificates,
