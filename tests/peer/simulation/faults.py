@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path as FilePath
 
 from tests.peer.simulation import manifest_faults, operator_faults
@@ -280,7 +280,25 @@ KINDS: dict[str, tuple[Kind, float]] = {  # with the weight of its draw
 }
 
 
-def heal(cluster: Cluster) -> None:
+# after these the newest manifest may be at no client that can spread it
+MANIFEST_LOST = frozenset(
+    {
+        "bit_flip",
+        "change_address",
+        "dead_root",
+        "half_copy",
+        "join",
+        "lost_disk",
+        "old_manifest",
+        "quarantine",
+        "remove",
+        "restore",
+        "roll_back",
+    }
+)
+
+
+def heal(cluster: Cluster, inflicted: Iterable[Fault]) -> None:
     """End all faults: the network, disks and clocks are well, and all members run."""
     cluster.end_faults()
     cluster.network.heal()
@@ -299,9 +317,10 @@ def heal(cluster: Cluster) -> None:
             host.process.crash_in = 0
         else:
             cluster.start(name)
-    # a newcomer cannot spread a version: clients that do not have it refuse its links
-    members = [name for name in names_of(cluster.setup) if name in cluster.manifest.linked]
-    cluster.give_manifest(cluster.random.choice(members or cluster.manifest.names))
+    if any(fault.kind in MANIFEST_LOST for fault in inflicted):
+        # a newcomer cannot spread a version: clients that do not have it refuse its links
+        members = [name for name in names_of(cluster.setup) if name in cluster.manifest.linked]
+        cluster.give_manifest(cluster.random.choice(members or cluster.manifest.names))
     cluster.start_ended()
     if cluster.moved:  # some clients may have the old addresses of all that have the newest version
         for name in cluster.manifest.names:

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from statistics import median
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -24,7 +23,6 @@ from spodgt.peer.process.membership import Membership
 from spodgt.peer.process.round_loop import Rounds
 from spodgt.peer.protocol import client_state, node, running_sums
 from spodgt.peer.protocol.epoch_limit import FollowedEpochs
-from spodgt.peer.protocol.outlier_detection import Norms
 from spodgt.peer.protocol.running_sums import Ack, InLink, Message, OutLink, Taken
 from spodgt.peer.storage import state_store
 from spodgt.peer.storage.state_store import Store, StoreFailed
@@ -182,6 +180,9 @@ def deaf_to_epochs(self: node.Node, name: str, frame: Message | Ack) -> bool:
     return _of_this_epoch(self, name, frame)
 
 
+_adopt = Membership.adopt
+
+
 def adopt_any(self: Membership) -> Any:
     update = self.update
     self.update = None
@@ -195,6 +196,11 @@ def adopt_any(self: Membership) -> Any:
     return update
 
 
+def overwrite_newer(self: Membership) -> Any:
+    with patch.object(self, "_read_manifest"):
+        return _adopt(self)
+
+
 def ask_nobody(self: Membership, neighbour: str, loop: object) -> None:
     return
 
@@ -206,10 +212,6 @@ def every_root(self: node.Node, name: str, frame: Message | Ack) -> bool:
 
 def follow_all(self: FollowedEpochs, name: str, current: int, claimed: int) -> int:
     return claimed
-
-
-def median_of_all(self: Norms, what: str, own: float) -> float:
-    return max(median(self.seen[what]), 1e-300)
 
 
 def any_vectors(message: Message) -> None:
@@ -252,10 +254,10 @@ MUTANTS: dict[str, Mutant] = {
     "connect once": Mutant(streams.Dialled, "_run", connect_once),
     "do not follow epochs": Mutant(node.Node, "_of_this_epoch", deaf_to_epochs),
     "accept an older manifest": Mutant(Membership, "adopt", adopt_any),
+    "overwrite a newer manifest": Mutant(Membership, "adopt", overwrite_newer),
     "ask nobody for a manifest": Mutant(Membership, "ask", ask_nobody),
     "send whole messages again": Mutant(wire_format, "REPEATS", 99),
     "end with half a key": Mutant(certificates, "_private", key_that_must_be_whole),
-    "compare with a median of zeros": Mutant(Norms, "_usual", median_of_all),
     "show the key in the status": Mutant(Peer, "_told", status_with_key),
     "wait for clients that have ended": Mutant(node.Node, "_note_end", note_no_end),
     "follow any root": Mutant(

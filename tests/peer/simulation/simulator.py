@@ -98,7 +98,7 @@ async def _run(cluster: Cluster, plan: Plan, outcome: Outcome) -> None:
         cluster.copy_disks()
     await _pass(cluster, plan.seconds)
     cluster.checks.note("faults end")
-    faults.heal(cluster)
+    faults.heal(cluster, plan.faults)
     if plan.setup.rounds:
         await _until_ended(cluster, outcome)
     else:
