@@ -21,18 +21,29 @@ from typing import Any
 import grpc
 import torch
 
+from spodgt.experiment import Experiment
 from spodgt.peer.membership import certificates, run_folders
 from spodgt.peer.membership.run_folders import create
 from spodgt.peer.options import Options
 from spodgt.peer.protocol.running_sums import Ack, Incarnation, Message
-from spodgt.peer.testing.demo import five_peers
 from spodgt.peer.testing.fleet import Fleet
 from spodgt.peer.transport import wire_format
-from spodgt.peer.transport.connection import Local
+from spodgt.peer.transport.connection import LocalClient
 from spodgt.peer.transport.grpc_wire import OPTIONS, secure_channel
 from spodgt.peer.transport.links import Transport
 
-CONFIG = five_peers(step_size=0.01, labels=1)
+CONFIG = Experiment.parse(
+    {
+        "run": {"methods": ["spod-gt-memory"], "step_size": 0.01, "seeds": 1},
+        "network": {"kind": "exponential", "clients": 5},
+        "participation": {"kind": "always"},
+        "problem": {
+            "data": "fashion-mnist-small",
+            "model": "svm",
+            "partition": {"kind": "labels-per-client", "labels": 1},
+        },
+    }
+)
 
 
 def rounds(seconds: float = 12.0, commit_every: int = 1) -> dict[str, Any]:
@@ -96,9 +107,9 @@ async def link(n: int = 45_000_000 // 8, count: int = 12) -> dict[str, Any]:
                 server.send_ack("a", Ack(0, frame.number, incarnations[1], incarnations[0]))  # noqa: B023
                 arrived.release()
 
-            server = Transport(Local(contexts[1], b, got, print))
+            server = Transport(LocalClient(contexts[1], b, got, print))
             port = await server.start("127.0.0.1:0", {}, {"a": ""})
-            client = Transport(Local(contexts[0], a, lambda *_: None, lambda *_: None))
+            client = Transport(LocalClient(contexts[0], a, lambda *_: None, lambda *_: None))
             await client.start("127.0.0.1:0", {"b": f"127.0.0.1:{port}"}, {})
             x, total = torch.randn(n), torch.randn(n)
 
@@ -179,7 +190,7 @@ def profile(count: int = 500) -> dict[str, Any]:
             run_folders.issue(run, "p0"), "p0", Options(durability="process", compiled=True)
         )
         node = peer.node
-        node.confirmed = set(node.state.out)  # as if all neighbours were there
+        node.handshaken = set(node.state.out)  # as if all neighbours were there
         parts = {"step": 0.0, "commit": 0.0, "pack": 0.0, "unpack": 0.0}
         other = wire_format.Context(peer.context.run, peer.context.layout, peer.context.n, "p1")
         for k in range(count):
@@ -192,7 +203,7 @@ def profile(count: int = 500) -> dict[str, Any]:
             assert message is not None
             chunks = list(wire_format.pack(peer.context, "p1", message, k))
             t3 = time.process_time()
-            assembler = wire_format.Assembler(other, "p0")
+            assembler = wire_format.MessageAssembler(other, "p0")
             for chunk in chunks:
                 assembler.add(chunk)
             t4 = time.process_time()

@@ -18,11 +18,23 @@ import spodgt
 from spodgt.experiment import Experiment
 from spodgt.peer.membership.run_folders import create
 from spodgt.peer.options import Deployment, Options
-from spodgt.peer.testing.demo import five_peers
 from spodgt.peer.testing.fleet import Fleet
 
 STEP = 0.05
 WINDOW = 0.2  # accuracies from 0.8 to 1.2 times the gradients are averaged: single ones are noisy
+
+
+def five_peers(*, step_size: float, labels: int, method: str = "spod-gt-memory") -> Experiment:
+    """A linear model on images, `labels` classes per client."""
+    partition = {"kind": "labels-per-client", "labels": labels}
+    return Experiment.parse(
+        {
+            "run": {"methods": [method], "step_size": step_size, "seeds": 1},
+            "network": {"kind": "exponential", "clients": 5},
+            "participation": {"kind": "always"},
+            "problem": {"data": "fashion-mnist-small", "model": "svm", "partition": partition},
+        }
+    )
 
 
 def simulator(gradients: int) -> float:

@@ -101,7 +101,28 @@ def test_networks_and_problems_are_one_line() -> None:
     assert repr(problem) == "<Learning: 2 clients, Linear of 8 parameters, 12 samples>"
 
 
+PUBLIC_MODULES = [name for name in spodgt.__all__ if inspect.ismodule(getattr(spodgt, name))]
+
+
+@pytest.mark.parametrize("name", PUBLIC_MODULES)
+def test_dir_of_a_public_module_lists_its_public_names_only(name: str) -> None:
+    module = getattr(spodgt, name)
+    assert dir(module) == sorted(module.__all__)
+    assert all(hasattr(module, each) for each in module.__all__)
+
+
+def test_dir_of_the_package_lists_its_public_names_only() -> None:
+    assert dir(spodgt) == sorted([*spodgt.__all__, "__version__"])
+
+
 # --- deprecated names ----------------------------------------------------------------------------
 def test_together_is_deprecated_for_intersection() -> None:
     with pytest.warns(DeprecationWarning, match=r"spodgt\.Together is deprecated; use .*Intersec"):
         assert spodgt.Together is spodgt.Intersection  # type: ignore[attr-defined]
+
+
+def test_refuse_statistics_is_no_public_name_of_problems() -> None:
+    from spodgt.problems.running_statistics import refuse_statistics
+
+    with pytest.warns(DeprecationWarning, match=r"problems\.refuse_statistics is deprecated; use"):
+        assert spodgt.problems.refuse_statistics is refuse_statistics

@@ -1,7 +1,7 @@
 """Decentralized federated learning over directed graphs with intermittent clients and links.
 
-Public names are imported on first use, so that importing the package itself is fast. Their types are
-in `__init__.pyi`.
+Public names are imported on first use, so that importing the package itself is fast. Their types
+are in `__init__.pyi`.
 """
 
 from __future__ import annotations

@@ -89,3 +89,7 @@ def no_divergence_warnings() -> Iterator[None]:
         warnings.simplefilter("ignore", DivergenceWarning)
         warnings.simplefilter("ignore", StalledWarning)
         yield
+
+
+def __dir__() -> list[str]:
+    return __all__

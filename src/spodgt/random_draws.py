@@ -35,7 +35,9 @@ def fill_bernoulli(key, first_round, probabilities, out):  # type: ignore[no-unt
 
 
 @compiled_loop
-def fill_markov(key, first_round, p_start, p_up_given_up, p_up_given_down, before, out):  # type: ignore[no-untyped-def]
+def fill_markov(  # type: ignore[no-untyped-def]
+    key, first_round, p_start, p_up_given_up, p_up_given_down, before, out
+):
     """out[r, i] ← state of the two-state Markov chain i in round first_round + r; see `rng.markov`.
 
     `before` holds the states in the round before the first, or nothing where they are not known.
@@ -60,7 +62,7 @@ def fill_markov(key, first_round, p_start, p_up_given_up, p_up_given_down, befor
 
 @compiled_loop
 def _state_in_round(key, k, i, p_start, low, high, alternates):  # type: ignore[no-untyped-def]
-    """State of chain i in round k: go back to a round whose draw decides whatever the state before it was.
+    """State of chain i in round k, from the last draw that sets it whatever the state before.
 
     Draws between `low` and `high` keep the state, or turn it round where the chain `alternates`.
     """
@@ -77,7 +79,7 @@ def _state_in_round(key, k, i, p_start, low, high, alternates):  # type: ignore[
 
 @compiled_loop
 def draw_without_replacement(key, k, client, population, chosen):  # type: ignore[no-untyped-def]
-    """chosen ← distinct numbers below `population`, a function of (key, k, client): Floyd's algorithm."""
+    """chosen ← distinct numbers below `population` by (key, k, client): Floyd's algorithm."""
     count = len(chosen)
     state = random_word(random_word(key, k), client)
     for n in range(count):

@@ -1,4 +1,4 @@
-"""Threads for independent tasks: one task is one run, so threads never wait for each other inside a round."""
+"""Threads for independent tasks: one task is one run, so no thread waits inside a round."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Protocols and value types shared by all packages.
 
-    Experiment ──draw(seed)──▶ Draw ──runtime──▶ World ──rounds: algorithm.step──▶ Observer ──▶ Record
+    Experiment ──draw(seed)──▶ Draw ──runtime──▶ World ──algorithm.step──▶ Observer ──▶ Record
 
 Tensors are (clients, parameters). The leading axis is the clients that this process holds: all
 clients of all runs of a batch in the simulator, a block of them in the distributed runtime, one
@@ -27,7 +27,7 @@ P = TypeVar("P", bound="Problem")
 
 
 class Round(Protocol):
-    """One round as a method sees it; `algorithms.rounds` has members that only some methods need."""
+    """The members of a round that all methods may use; for others see `algorithms.rounds`."""
 
     @property
     def k(self) -> int | Tensor: ...  # (clients, 1) if clients are in different rounds
@@ -87,7 +87,7 @@ class Availability(Protocol):
 
 
 class Evaluation(NamedTuple):
-    """Loss and metrics on unseen data, or on the objective if there are none; one entry per model."""
+    """Loss and metrics of models on unseen data, or on the objective if there are none."""
 
     loss: Tensor
     metrics: dict[str, Tensor]  # by the names of `Problem.metrics`
@@ -143,7 +143,7 @@ class Problem(Protocol):
         """Test loss and metrics of models x (n, columns).
 
         Args:
-            rows: (n,) the client with whose test data each model is evaluated, where clients have
-                their own; -1, or None for all models: the test data of all clients.
+            rows: (n,) the client that owns the test data for each model; -1, or None for all
+                models: the test data of all clients.
         """
         ...

@@ -182,7 +182,7 @@ def reject_unknown_keys(table: Mapping[str, object], allowed: Iterable[str], whe
 
 
 def one_of(allowed: Iterable[str]) -> BeforeValidator:
-    """Validator of a text field: the value must be one of the allowed words, which may grow later."""
+    """Validator of a text field: the value must be one of the words that are allowed by then."""
 
     def check(value: object, info: pydantic.ValidationInfo) -> object:
         if value not in list(allowed):

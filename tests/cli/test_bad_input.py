@@ -599,7 +599,7 @@ def train(method: Any = "spod-gt", participation: Any = spodgt.Always(), **optio
 CALLS: dict[str, tuple[Any, str]] = {
     "no end": (
         lambda: train(rounds=None),
-        "rounds or delay must say when to stop, got neither; use delay=5000.",
+        "rounds or delay is required, got neither; use delay=5000.",
     ),
     "rounds true": (
         lambda: train(rounds=True),

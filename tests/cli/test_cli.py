@@ -22,7 +22,7 @@ from rich.console import Console
 import spodgt
 from spodgt.algorithms import ALGORITHMS
 from spodgt.cli import app
-from spodgt.cli.app import ExperimentOptions
+from spodgt.cli.app import ConfigOptions
 from spodgt.cli.compare import free_folder, wrap_label
 from spodgt.experiment import PAPER_METHODS, Experiment
 from spodgt.network.graphs import RECIPES
@@ -425,10 +425,10 @@ def test_set_reaches_every_key(cli: Cli) -> None:
 def test_delay_or_rounds_given_alone_replaces_the_other() -> None:
     both = Experiment.parse({"run": {"delay": 10.0, "rounds": 5}})
     for options, expected in (
-        (ExperimentOptions(rounds="7"), (None, 7)),
-        (ExperimentOptions(delay="70"), (70.0, None)),
-        (ExperimentOptions(delay="70", rounds="7"), (70.0, 7)),
-        (ExperimentOptions(), (10.0, 5)),
+        (ConfigOptions(rounds="7"), (None, 7)),
+        (ConfigOptions(delay="70"), (70.0, None)),
+        (ConfigOptions(delay="70", rounds="7"), (70.0, 7)),
+        (ConfigOptions(), (10.0, 5)),
     ):
         run = both.override(options.config_changes()).run
         assert (run.delay, run.rounds) == expected

@@ -329,7 +329,7 @@ BAD: dict[str, tuple[Any, type[InvalidInput], str]] = {
     "no end": (
         RunOptions,
         InvalidInput,
-        "rounds or delay must say when to stop, got neither; use delay=5000.",
+        "rounds or delay is required, got neither; use delay=5000.",
     ),
 }
 

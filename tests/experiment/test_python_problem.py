@@ -379,7 +379,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "clients": (
         {"arguments": {"clients": 3}},
-        "problem.arguments.clients=3 cannot be set: the network says how many; leave it out.",
+        "problem.arguments.clients=3 cannot be set: it is network.clients; leave it out.",
     ),
     "arguments are a list": (
         {"arguments": [3]},
@@ -425,5 +425,5 @@ def test_arguments_are_what_a_config_can_hold() -> None:
     with pytest.raises(
         InvalidInput, match=r"arguments.x must be something a config can hold .* got Tensor"
     ):
-        spodgt.problems.python("mine.py:build", x=torch.zeros(2))
+        spodgt.problems.python("mine.py:build", x=torch.zeros(2))  # type: ignore[arg-type]
     assert isinstance(spodgt.problems.python("mine.py:build", x=[1, {"y": "z"}]), PythonProblem)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spodgt.network import graphs
-from spodgt.network.graphs import RECIPES, Graph, Recipe
+from spodgt.network.graphs import RECIPES, Graph, GraphRecipe
 from spodgt.types import Bools
 from tests.strategies import SEEDS
 
@@ -40,7 +40,7 @@ def test_every_recipe_draws_a_strongly_connected_digraph(
     name: str, clients: int, seed: int
 ) -> None:
     recipe = make(name, clients)
-    assert isinstance(recipe, Recipe)
+    assert isinstance(recipe, GraphRecipe)
     graph, again = recipe.draw(seed), recipe.draw(seed)
     np.testing.assert_array_equal(graph.receivers, again.receivers)
     np.testing.assert_array_equal(graph.senders, again.senders)

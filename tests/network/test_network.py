@@ -310,7 +310,7 @@ BAD: dict[str, tuple[Any, str]] = {
     ),
     "loop": (
         lambda: Network(2, np.array([0, 1, 1]), np.array([1, 0, 1]), HALVES[:3], HALVES[:3], None),
-        "links must join two clients, but link 2 goes from 1 to itself; leave it out, or use Graph.of.",
+        "links must join two clients, but link 2 joins client 1 and itself; leave it out, or use Graph.of.",
     ),
     "repeat": (
         lambda: Network(2, np.array([0, 1, 0]), np.array([1, 0, 1]), HALVES[:3], HALVES[:3], None),

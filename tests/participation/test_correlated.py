@@ -22,7 +22,7 @@ from spodgt.experiment import Experiment
 from spodgt.network import Network, graphs
 from spodgt.participation import delay
 from spodgt.participation.correlated import split_into_regions
-from spodgt.peer.process.local_problem import capacity
+from spodgt.peer.process.local_problem import read_capacity
 from spodgt.problems import Quadratic
 from spodgt.types import Bools, Floats
 from tests.strategies import SEEDS, bursts, networks
@@ -321,7 +321,7 @@ def test_a_peer_computes_as_the_simulator_says() -> None:
         {"kind": "markov", "on": 5.0, "off": 2.0},
         {"kind": "day-night", "day": 6, "night": 4},
     ):
-        device = capacity(table, 3, 4)
+        device = read_capacity(table, 3, 4)
         drawn = (
             Experiment.parse({"participation": table, "network": {"clients": 12}})
             .draw(3)
@@ -373,7 +373,7 @@ BAD: list[tuple[Callable[[], object], str]] = [
     ),
     (
         lambda: spodgt.Outages().draw(Network.ring(5), 0),
-        "regions needs a network whose clients have positions; use groups=[0, 0, 1].",
+        "regions needs a network with positions of clients; use groups=[0, 0, 1].",
     ),
     (
         lambda: spodgt.Outages(groups=[0, 1]).draw(NETWORK, 0),

@@ -20,7 +20,7 @@ from spodgt.errors import InvalidInput
 from spodgt.experiment import Experiment
 from spodgt.network import Network
 from spodgt.participation import Trace, TraceFile
-from spodgt.peer.process.local_problem import capacity
+from spodgt.peer.process.local_problem import read_capacity
 from spodgt.types import Bools
 from tests.strategies import SEEDS, networks
 
@@ -315,13 +315,13 @@ def test_peers_replay_their_own_column(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text("client,start,end\nlima,0,2\nlima,3,4\noslo,1,4\n")
     section = {"kind": "trace", "path": str(path), "round_length": 1.0}
-    lima, oslo = capacity(section, 0, 7, "lima"), capacity(section, 0, 3, "oslo")
+    lima, oslo = read_capacity(section, 0, 7, "lima"), read_capacity(section, 0, 3, "oslo")
     assert [lima.computes(k) for k in range(6)] == [True, True, False, True, True, True]
     assert (lima.p, oslo.p) == (0.75, 0.75)
     with pytest.raises(InvalidInput, match="never lets client rome compute; add its rows"):
-        capacity(section, 0, 9, "rome")
+        read_capacity(section, 0, 9, "rome")
     with pytest.raises(InvalidInput, match="speed=3 is not a key of compute"):
-        capacity({**section, "speed": 3}, 0, 7, "lima")
+        read_capacity({**section, "speed": 3}, 0, 7, "lima")
 
 
 # --- edges ---------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from spodgt.peer.host import fault_injection
 from spodgt.peer.membership import manifest_changes, run_folders
 from spodgt.peer.membership.certificates import Identity
 from spodgt.peer.membership.manifest import Manifest, SignedManifest
-from spodgt.peer.membership.manifest_changes import without
+from spodgt.peer.membership.manifest_changes import remove_client
 from spodgt.peer.membership.run_folders import create
 from spodgt.peer.options import Change, Deployment, Options
 from spodgt.peer.process.local_problem import manifest_problem
@@ -286,13 +286,13 @@ def row_9() -> str:
 
 def row_10() -> str:
     """torn write: the newest slot of y damaged"""
-    from spodgt.peer.storage.state_store import Store
+    from spodgt.peer.storage.state_store import DiskStateStore
 
     with fleet(clients=3) as f:
         f.start()
         f.rounds(40, 120)
         f.kill("p1")
-        store = Store(f.run / "p1" / "state")
+        store = DiskStateStore(f.run / "p1" / "state")
         store.load()
         slot = store.slots["y"]
         store.close()
@@ -598,7 +598,7 @@ def row_22(seconds: float = 60) -> str:
     with fleet(clients=5) as f:
         whole = run_folders.load(f.run)
         rest = [n for n in f.names if n != "p4"]
-        run_folders.publish(f.run, replace(without(whole, "p4"), version=2, removed=()))
+        run_folders.publish(f.run, replace(remove_client(whole, "p4"), version=2, removed=()))
         f.start(*rest)
         f.wait(beyond(f, "k", dict.fromkeys(rest, 20)), 120)
         signed = SignedManifest.sign(replace(whole, version=3), (f.run / "ca.key").read_bytes())
@@ -750,7 +750,9 @@ def row_41(times: int = 10) -> str:
         told.append(f"{f.kills - 4} kill -9 of the root {root}, then of all: {exact(f.audit())}")
         begin_anew(f, *f.names)
         second = next(n for n in f.names if n != root)
-        run_folders.publish_next(f.run, lambda m: manifest_changes.changed(m, Change(root=second)))
+        run_folders.publish_next(
+            f.run, lambda m: manifest_changes.apply_change(m, Change(root=second))
+        )
         took = f.wait(lambda: is_led(f.names, second), 60, "another root")
         f.wait(lambda: farthest(f, best(f.names)) < 1e-6, 60, "at the optimum")
         told.append(

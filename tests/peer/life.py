@@ -14,7 +14,7 @@ from typing import Any
 from spodgt.experiment import Experiment
 from spodgt.peer.membership import run_folders
 from spodgt.peer.membership.manifest import Manifest
-from spodgt.peer.membership.manifest_changes import changed, joined, without
+from spodgt.peer.membership.manifest_changes import add_client, apply_change, remove_client
 from spodgt.peer.membership.run_folders import create, free_addresses
 from spodgt.peer.options import Change, Deployment, Options
 from spodgt.peer.testing.fleet import Fleet
@@ -131,12 +131,12 @@ def changing() -> str:
             for n in ("p0", "p2"):
                 links |= {("p5", n): {}, (n, "p5"): {}}
             where, moved = free_addresses(2)
-            taken("joined", lambda m: joined(m, "p5", address=where, links=links), "p5")
+            taken("joined", lambda m: add_client(m, "p5", address=where, links=links), "p5")
             f.names.remove("p1")
-            taken("left", lambda m: without(m, "p1"))
+            taken("left", lambda m: remove_client(m, "p1"))
             assert not f.alive("p1")
-            taken("another step", lambda m: changed(m, Change(step_size=0.01)))
-            taken("address moved", lambda m: changed(m, Change(addresses={"p3": moved})))
+            taken("another step", lambda m: apply_change(m, Change(step_size=0.01)))
+            taken("address moved", lambda m: apply_change(m, Change(addresses={"p3": moved})))
             assert f.log("p3", "address")[-1]["text"] == f"listening at {moved}"
             return "; ".join(told)
 

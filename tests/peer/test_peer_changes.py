@@ -23,7 +23,7 @@ from spodgt.peer.options import Change, Deployment, Options
 from spodgt.peer.process.main import Peer
 from spodgt.peer.storage import state_store
 from spodgt.peer.storage.backup import backup, restore, restore_model
-from spodgt.peer.storage.state_store import Store
+from spodgt.peer.storage.state_store import DiskStateStore
 from tests.peer.life import changing, renewals
 from tests.peer.test_peer_setup import CONFIG, cli
 
@@ -39,15 +39,15 @@ def run(tmp_path: Path) -> Path:
 # --- what a change is --------------------------------------------------------------------------------
 def test_a_client_joins_on_the_part_of_the_problem_that_nobody_holds(run: Path) -> None:
     first = run_folders.load(run)
-    made = manifest_changes.joined(first, "p5", address="127.0.0.1:9", links=BOTH)
+    made = manifest_changes.add_client(first, "p5", address="127.0.0.1:9", links=BOTH)
     assert (made.version, made.client("p5").part, made.client("p5").place) == (2, 5, 5)
     with pytest.raises(InvalidInput, match="all 6 parts of the problem are held"):
-        manifest_changes.joined(
+        manifest_changes.add_client(
             made, "p6", address="127.0.0.1:8", links={("p0", "p6"): {}, ("p6", "p1"): {}}
         )
     # a part is free again when its holder leaves; a place, from which draws come, never is
-    later = manifest_changes.joined(
-        manifest_changes.without(made, "p2"),
+    later = manifest_changes.add_client(
+        manifest_changes.remove_client(made, "p2"),
         "p6",
         address="127.0.0.1:8",
         links={("p0", "p6"): {}, ("p6", "p1"): {}},
@@ -59,10 +59,12 @@ def test_a_client_joins_on_the_part_of_the_problem_that_nobody_holds(run: Path) 
 def test_a_client_with_a_function_of_its_own_brings_its_data(run: Path) -> None:
     own = {"kind": "python", "build": "own.py:build"}
     full = replace(run_folders.load(run), problem=own, divided_into=5)
-    made = manifest_changes.joined(full, "p5", address="127.0.0.1:9", links=BOTH)
+    made = manifest_changes.add_client(full, "p5", address="127.0.0.1:9", links=BOTH)
     assert made.client("p5").part == 5
     with pytest.raises(InvalidInput, match="all 5 parts of the problem are held"):
-        manifest_changes.joined(replace(full, problem={}), "p5", address="127.0.0.1:9", links=BOTH)
+        manifest_changes.add_client(
+            replace(full, problem={}), "p5", address="127.0.0.1:9", links=BOTH
+        )
 
 
 def test_a_root_stays_until_it_leaves_and_a_newcomer_never_leads(tmp_path: Path) -> None:
@@ -75,18 +77,18 @@ def test_a_root_stays_until_it_leaves_and_a_newcomer_never_leads(tmp_path: Path)
     links: dict[tuple[str, str], dict[str, object]] = {}
     for name in first.names:  # the newcomer has the best links of all
         links |= {("p5", name): {"p_hat": 1.0}, (name, "p5"): {"p_hat": 1.0}}
-    made = manifest_changes.joined(first, "p5", address="127.0.0.1:9", links=links)
+    made = manifest_changes.add_client(first, "p5", address="127.0.0.1:9", links=links)
     assert made.root == first.root
-    assert made.seats("p5").root == first.root
-    assert manifest_changes.without(made, first.root).root == "p5"
-    assert manifest_changes.quarantined(made, first.root).root == "p5"
+    assert made.topology("p5").root == first.root
+    assert manifest_changes.remove_client(made, first.root).root == "p5"
+    assert manifest_changes.set_quarantine(made, first.root).root == "p5"
     other = next(name for name in first.names if name != first.root)
-    moved = manifest_changes.changed(made, Change(root=other))
+    moved = manifest_changes.apply_change(made, Change(root=other))
     assert Manifest.parse(moved.to_text()).root == other
-    leads = [moved.seats(name).part.step_weight for name in moved.names]
+    leads = [moved.topology(name).role.step_weight for name in moved.names]
     assert [name for name, lead in zip(moved.names, leads, strict=True) if lead] == [other]
     with pytest.raises(InvalidInput, match=r"root='p9' must be one of p0, "):
-        manifest_changes.changed(made, Change(root="p9"))
+        manifest_changes.apply_change(made, Change(root="p9"))
 
 
 def test_a_root_is_for_methods_that_have_one(run: Path) -> None:
@@ -94,31 +96,31 @@ def test_a_root_is_for_methods_that_have_one(run: Path) -> None:
     with pytest.raises(
         InvalidInput, match="root='p1' is for methods with a root, not for spod-gt-memory"
     ):
-        manifest_changes.changed(run_folders.load(run), Change(root="p1"))
+        manifest_changes.apply_change(run_folders.load(run), Change(root="p1"))
 
 
 def test_a_name_is_used_once(run: Path) -> None:
-    gone = manifest_changes.without(run_folders.load(run), "p3")
+    gone = manifest_changes.remove_client(run_folders.load(run), "p3")
     for manifest, name in ((gone, "p3"), (gone, "p0")):
         with pytest.raises(InvalidInput, match=f"'{name}' is or was another client's"):
-            manifest_changes.joined(manifest, name, address="127.0.0.1:9", links={})
+            manifest_changes.add_client(manifest, name, address="127.0.0.1:9", links={})
 
 
 def test_a_client_without_an_address_dials_its_links(run: Path) -> None:
-    made = manifest_changes.joined(run_folders.load(run), "p5", address="", links=BOTH)
+    made = manifest_changes.add_client(run_folders.load(run), "p5", address="", links=BOTH)
     dial = {(link.sender, link.receiver): link.dial for link in made.links}
     assert dial["p0", "p5"] == "receiver"
     assert dial["p5", "p1"] == "sender"
     with pytest.raises(
         InvalidConfig, match=r"dials p5, which has no address; give it one, or use dial"
     ):
-        manifest_changes.changed(made, Change(links={("p0", "p5"): {"dial": "sender"}}))
+        manifest_changes.apply_change(made, Change(links={("p0", "p5"): {"dial": "sender"}}))
 
 
 def test_what_a_change_gives_and_what_it_refuses(run: Path) -> None:
     first = run_folders.load(run)
     link = (first.links[0].sender, first.links[0].receiver)
-    made = manifest_changes.changed(
+    made = manifest_changes.apply_change(
         first,
         Change(
             0.02,
@@ -138,7 +140,7 @@ def test_what_a_change_gives_and_what_it_refuses(run: Path) -> None:
     assert made.client("p1").address == "127.0.0.1:9"
     assert made.client("p2").compute == {"kind": "budget", "share": 0.5}
     assert made.links[0].p_hat == 0.5
-    assert manifest_changes.obstacle(first, made) is None
+    assert manifest_changes.why_incompatible(first, made) is None
     for change, sentence in (
         (Change(), "nothing would change"),
         (Change(step_size=-1.0), "step_size"),
@@ -150,24 +152,24 @@ def test_what_a_change_gives_and_what_it_refuses(run: Path) -> None:
         (Change(links={("p0", "p0"): {}}), "leads to itself"),
     ):
         with pytest.raises(InvalidInput, match=sentence):
-            manifest_changes.changed(first, change)
+            manifest_changes.apply_change(first, change)
     every = frozenset((link.sender, link.receiver) for link in first.links if link.receiver == "p0")
     with pytest.raises(InvalidNetwork, match="strongly connected"):
-        manifest_changes.changed(first, Change(unlinked=every))
+        manifest_changes.apply_change(first, Change(unlinked=every))
 
 
 def test_a_client_in_quarantine_has_no_links_and_gets_them_back(run: Path) -> None:
     first = run_folders.load(run)
-    made = manifest_changes.quarantined(first, "p0")
-    assert made.seats("p0").part[:2] == ({}, {})
+    made = manifest_changes.set_quarantine(first, "p0")
+    assert made.topology("p0").role[:2] == ({}, {})
     assert made.neighbours("p0") == ({}, {})
     assert "p0" in made.names
     assert "p0" not in made.linked
-    assert all("p0" not in made.seats(name).part.out for name in made.linked)
-    back = manifest_changes.quarantined(made, "p0", on=False)
-    assert back.seats("p0").part == first.seats("p0").part
+    assert all("p0" not in made.topology(name).role.out for name in made.linked)
+    back = manifest_changes.set_quarantine(made, "p0", on=False)
+    assert back.topology("p0").role == first.topology("p0").role
     with pytest.raises(InvalidInput, match="p0 is in quarantine already"):
-        manifest_changes.quarantined(made, "p0")
+        manifest_changes.set_quarantine(made, "p0")
 
 
 def test_what_cannot_change_is_refused_by_a_running_peer(run: Path) -> None:
@@ -177,13 +179,13 @@ def test_what_cannot_change_is_refused_by_a_running_peer(run: Path) -> None:
         (replace(first, seed=4), "seed is another"),
         (replace(first, clients=moved), "place or part of p1 is another"),
     ):
-        assert why in str(manifest_changes.obstacle(first, later))
+        assert why in str(manifest_changes.why_incompatible(first, later))
 
 
 def test_a_manifest_for_many_is_read_quickly_and_is_beyond_one_message() -> None:
     clients = [f"c{i}" for i in range(140)]
     made = replace(
-        run_folders.plan(Experiment.parse(CONFIG), Deployment()),
+        run_folders.plan_manifest(Experiment.parse(CONFIG), Deployment()),
         clients=tuple(Client(name, f"h:{i + 1}", i, i) for i, name in enumerate(clients)),
         links=tuple(Link(a, b) for a in clients for b in clients if a != b),
     )
@@ -225,8 +227,8 @@ def test_of_two_manifests_of_one_version_the_first_stays_in_force(
     first, second, third = (
         SignedManifest.verify(SignedManifest.sign(made, key).file, authority)
         for made in (
-            manifest_changes.changed(run_folders.load(run), Change(max_alone=201)),
-            manifest_changes.changed(run_folders.load(run), Change(max_alone=202)),
+            manifest_changes.apply_change(run_folders.load(run), Change(max_alone=201)),
+            manifest_changes.apply_change(run_folders.load(run), Change(max_alone=202)),
             replace(run_folders.load(run), version=3, max_alone=203),
         )
     )
@@ -238,7 +240,7 @@ def test_of_two_manifests_of_one_version_the_first_stays_in_force(
     assert taken.manifest.max_alone == 201
     membership._consider(second)
     assert membership.adopt() is None
-    assert peer.journal.recent[-1][1:] == (
+    assert peer.journal.recent[-1][1:3] == (
         "refused",
         "manifest: another one of version 2 is in force; two were made from one version; "
         "make the next with spodgt peer set",
@@ -261,7 +263,7 @@ def test_a_neighbour_that_never_answers_delays_no_manifest_of_another(
     home = run_folders.issue(run, "p0")
     peer = Peer(home, "p0", Options(durability="process"))
     newer = SignedManifest.sign(
-        manifest_changes.without(run_folders.load(run), "p1"), (run / "ca.key").read_bytes()
+        manifest_changes.remove_client(run_folders.load(run), "p1"), (run / "ca.key").read_bytes()
     )
     asked = []
 
@@ -276,7 +278,7 @@ def test_a_neighbour_that_never_answers_delays_no_manifest_of_another(
     async def work() -> None:
         loop = asyncio.get_running_loop()
         for name in ("p1", "p1", "p2"):
-            await asyncio.to_thread(peer.membership.ask, name, loop)
+            await asyncio.to_thread(peer.membership.request_manifest, name, loop)
         while peer.membership.update is None:
             await asyncio.sleep(0.01)
         for request in peer.membership._requests.values():
@@ -292,7 +294,7 @@ def test_a_neighbour_that_never_answers_delays_no_manifest_of_another(
 def test_an_observer_reads_the_manifest_and_a_removed_client_does_not(run: Path) -> None:
     peer = Peer(run_folders.issue(run, "p0"), "p0", Options(durability="process"))
     for name, may in (("p1", True), (certificates.OBSERVER, True), ("p9", False)):
-        assert (peer.membership.shown_to(name) is not None) == may
+        assert (peer.membership.manifest_for(name) is not None) == may
     peer.store.close()
 
 
@@ -304,7 +306,9 @@ def test_an_older_manifest_than_the_state_is_refused(run: Path) -> None:
     (home / "manifest.toml").write_bytes(old)
     with pytest.raises(InvalidInput, match=r"is of version 2, but manifest.toml is of version 1"):
         Peer(home, "p0", Options(durability="process"))
-    Store(home / "state").close()  # it can be opened again: a start that was refused holds no lock
+    DiskStateStore(
+        home / "state"
+    ).close()  # it can be opened again: a start that was refused holds no lock
 
 
 def test_a_key_that_others_can_read_is_refused_and_made_anew_as_a_secret(run: Path) -> None:
@@ -383,7 +387,7 @@ def test_half_a_renewal_is_not_used_and_the_whole_one_is(run: Path) -> None:
     peer.rounds._report()
     assert loop.done[0] == "renew"
     assert 19.9 < peer.reporter.status.days_left < 20
-    told = [text for _, kind, text in peer.journal.recent if kind == "certificate"]
+    told = [text for _, kind, text, _ in peer.journal.recent if kind == "certificate"]
     assert "do not belong to each other" in told[-3]
     assert "ends in 1.0 days; renew it with: spodgt peer renew p0" in told[-2]
     assert "a new one, valid for 20.0 days" in told[-1]
@@ -414,7 +418,7 @@ def test_a_certificate_that_is_copied_in_place_does_not_end_a_running_peer(
     for _ in range(3):
         assert peer.membership.check_folder() is None
     assert peer.membership.identity is own
-    told = [text for _, kind, text in peer.journal.recent if kind == "certificate"]
+    told = [text for _, kind, text, _ in peer.journal.recent if kind == "certificate"]
     assert len(told) == 1
     assert told[0].startswith(f"the old one stays in use: {file} of p0 holds no whole ")
     (home / file).write_bytes(whole)
@@ -454,12 +458,12 @@ def test_an_unusable_manifest_in_the_folder_of_a_running_peer_is_named(run: Path
         (same, "another one of the same version is in use; publish the next version."),
     ):
         peer.journal.recent.clear()
-        peer.journal.told.clear()
-        peer.membership._told.clear()
+        peer.journal.last_logged.clear()
+        peer.membership._last_texts.clear()
         (home / "manifest.toml").write_bytes(file)
         for _ in range(3):
             peer.membership.check_folder()
-        told = [text for _, kind, text in peer.journal.recent if kind == "manifest"]
+        told = [text for _, kind, text, _ in peer.journal.recent if kind == "manifest"]
         assert len(told) == 1
         assert told[0].startswith(
             "version 1 stays in use; manifest.toml in the folder is not usable: "
@@ -492,13 +496,14 @@ def test_changes_of_two_admins_at_once_are_both_made(run: Path) -> None:
     def slow(manifest: Manifest) -> Manifest:
         begun.set()
         time.sleep(0.3)  # the other one must not read the manifest now
-        return manifest_changes.changed(manifest, Change(max_alone=7))
+        return manifest_changes.apply_change(manifest, Change(max_alone=7))
 
     first = threading.Thread(target=run_folders.publish_next, args=(run, slow))
     first.start()
     assert begun.wait(10)
     run_folders.publish_next(
-        run, lambda manifest: manifest_changes.changed(manifest, Change(rounds_per_second=20.0))
+        run,
+        lambda manifest: manifest_changes.apply_change(manifest, Change(rounds_per_second=20.0)),
     )
     first.join(10)
     made = run_folders.load(run)
@@ -537,21 +542,22 @@ def test_all_that_a_manifest_says_is_taken(run: Path, monkeypatch: pytest.Monkey
     device = {"kind": "bernoulli", "p": 0.25}
     wanted = Change(1e-9, addresses={"p1": "127.0.0.1:9"}, compute={"p0": device})
     made = run_folders.publish_next(
-        run, lambda m: manifest_changes.changed(manifest_changes.without(m, "p3"), wanted)
+        run,
+        lambda m: manifest_changes.apply_change(manifest_changes.remove_client(m, "p3"), wanted),
     )
     peer.membership.check_folder()
     assert peer.rounds._follow_manifest()
     node = peer.node
-    assert vars(node.algorithm)["step_size"] == 1e-9
-    assert peer.work.capacity.p == node.member.p == 0.25
+    assert vars(node.method_step.algorithm)["step_size"] == 1e-9
+    assert peer.local_problem.capacity.p == node.member.p == 0.25
     assert node.member.clients == 4
     assert node.state.epoch == made.epoch
     name, out, into = loop.done
     assert name == "relink"
     assert out["p1"] == "127.0.0.1:9"
     assert "p3" not in {*out, *into}
-    assert peer.membership.shown_to("p1") == (home / "manifest.toml").read_bytes()
-    assert peer.membership.shown_to("p3") is None
+    assert peer.membership.manifest_for("p1") == (home / "manifest.toml").read_bytes()
+    assert peer.membership.manifest_for("p3") is None
     # where it listens, too
     moved: list[str] = []
     monkeypatch.setattr(peer.transport, "move", moved.append)

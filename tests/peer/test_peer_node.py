@@ -12,15 +12,15 @@ import spodgt
 from spodgt.errors import Failed
 from spodgt.peer.protocol import node as nodes
 from spodgt.peer.protocol.audit import local_error
-from spodgt.peer.protocol.client_state import State, begin, meta_of, state_from, vectors_of
-from spodgt.peer.protocol.epoch_topology import Part
+from spodgt.peer.protocol.client_state import State, initial_state, meta_of, state_from, vectors_of
+from spodgt.peer.protocol.epoch_topology import EpochRole
 from spodgt.peer.protocol.node import Node
-from spodgt.peer.protocol.outlier_detection import SILENT_ROUNDS, Norms, norm
+from spodgt.peer.protocol.outlier_detection import SILENT_ROUNDS, OutlierDetector, norm
 from spodgt.peer.protocol.running_sums import Incarnation
 from tests.peer.world import World
 
 EXACT = 1e-12
-ALONE = Part({}, {}, frozenset(), frozenset())
+ALONE = EpochRole({}, {}, frozenset(), frozenset())
 
 
 def lockstep(world: World, rounds: int, alive: set[int] | None = None) -> None:
@@ -98,8 +98,8 @@ def test_a_gradient_that_is_not_finite_never_enters_a_tracker(method: str) -> No
         for node in world.nodes:
             assert torch.isfinite(node.state.method.y).all(), k
             assert local_error(node.state) <= EXACT
-    assert world.nodes[1].bad_gradients == 1
-    assert world.nodes[1].bad_in_a_row == 0
+    assert world.nodes[1].method_step.bad_gradients == 1
+    assert world.nodes[1].method_step.bad_in_a_row == 0
     assert [event for event in world.events if event[0] == "not finite"] == [
         ("not finite", "p1 the gradient of round 30 holds NaN or infinite numbers; not used")
     ]
@@ -119,7 +119,7 @@ def test_a_client_that_cannot_compute_any_more_says_so_and_ends() -> None:
 def test_a_first_gradient_may_be_bad_too() -> None:
     world = World(2)
     algorithm, zero = world.algorithm, torch.zeros(3)
-    state = begin(algorithm, lambda x, k: torch.full_like(x, torch.nan), zero, True, ALONE)
+    state = initial_state(algorithm, lambda x, k: torch.full_like(x, torch.nan), zero, True, ALONE)
     assert not state.method.y.any()
     assert state.gradients == 0
 
@@ -130,8 +130,8 @@ def test_a_model_that_overflows_is_never_committed() -> None:
         Failed, match=r"is not finite in round \d+; nothing of it was committed or sent"
     ):
         lockstep(world, 60)
-    for vault in world.vaults:
-        assert all(torch.isfinite(vector).all() for vector in vault.vectors.values())
+    for store in world.stores:
+        assert all(torch.isfinite(vector).all() for vector in store.vectors.values())
 
 
 def test_a_link_with_four_unacknowledged_messages_takes_no_more_mass() -> None:
@@ -160,10 +160,12 @@ def test_an_epoch_without_a_dead_client_reaches_the_optimum_of_the_others() -> N
     optimum = (world.h[:3] * world.c[:3]).sum(0) / world.h[:3].sum(0)
     biased = (world.x()[:3] - optimum).norm(dim=1) / optimum.norm()
     assert biased.min() > 0.05  # its last gradient, and what lies on links to it
-    assert world.nodes[1].drop("p3", "silent for 60 s")
+    assert world.nodes[1].drop_neighbour("p3", "silent for 60 s")
     lockstep(world, 200, alive)
     assert {world.nodes[i].state.epoch for i in alive} == {1}
-    assert not world.nodes[2].drop("p3", "silent for 60 s")  # nothing of it is in this epoch
+    assert not world.nodes[2].drop_neighbour(
+        "p3", "silent for 60 s"
+    )  # nothing of it is in this epoch
     assert ((world.x()[:3] - optimum).norm(dim=1) / optimum.norm()).max() < 1e-4
     world.crash(3)  # it returns, and takes part again
     lockstep(world, 400)
@@ -177,42 +179,42 @@ def test_numbers_far_above_the_usual_are_named() -> None:
     world = World(3)
     lockstep(world, 40)
     node = world.nodes[1]
-    before, frame = node.norms["p0"].mass, world.nodes[0].message("p1")
+    before, frame = node.outliers.detectors["p0"].mass, world.nodes[0].message("p1")
     assert frame is not None
     assert before > 0
-    node.hear("p0", frame._replace(number=frame.number + 1, x=frame.x + 1e6))
+    node.receive("p0", frame._replace(number=frame.number + 1, x=frame.x + 1e6))
     node.advance(True, [])
-    assert node.norms["p0"].flags == 1
+    assert node.outliers.detectors["p0"].flags == 1
     told = [text for kind, text in world.events if kind == "suspicious"]
     assert len(told) == 1
     assert told[0].startswith("p1 p0: model: its distance from ours is 1.7e+06")
     absurd = frame._replace(number=frame.number + 2, total=torch.full_like(frame.total, 3e38))
-    node.hear("p0", absurd)
+    node.receive("p0", absurd)
     node.advance(True, [])
     assert world.events[-1][0] == "refused"
-    assert node.norms["p2"].flags == 0
+    assert node.outliers.detectors["p2"].flags == 0
 
 
 @pytest.mark.parametrize(("rounds_alone", "flags"), [(0, 1), (SILENT_ROUNDS, 0)])
 def test_norms_of_models_trained_apart_are_not_flagged(rounds_alone: int, flags: int) -> None:
     """A distance that is unusual after the last message is not so after a long silence of the link."""
-    norms = Norms()
+    detector = OutlierDetector()
     for k in range(1, 31):
-        norms.note_round(k)
-        norms.note(0.01, 0.01, (1.0, 2.0))
-    norms.note_round(30 + rounds_alone)
-    norms.note(0.01, 4.5, (1.0, 2.0))
-    assert norms.flags == flags
-    norms.note(0.01, 1e25, (1.0, 2.0))
-    assert norms.flags == flags + 1
+        detector.note_round(k)
+        detector.check(0.01, 0.01, (1.0, 2.0))
+    detector.note_round(30 + rounds_alone)
+    detector.check(0.01, 4.5, (1.0, 2.0))
+    assert detector.flags == flags
+    detector.check(0.01, 1e25, (1.0, 2.0))
+    assert detector.flags == flags + 1
 
 
 def test_norms_are_noted_with_the_own_round() -> None:
     world = World(3)
     lockstep(world, 40)
     node = world.nodes[1]
-    assert node.norms["p0"].last_round is not None
-    assert abs(node.state.k - node.norms["p0"].last_round) <= 1
+    assert node.outliers.detectors["p0"].last_round is not None
+    assert abs(node.state.k - node.outliers.detectors["p0"].last_round) <= 1
 
 
 def test_huge_numbers_early_in_an_epoch_are_named() -> None:
@@ -222,25 +224,25 @@ def test_huge_numbers_early_in_an_epoch_are_named() -> None:
     node = world.nodes[1]
     frame = world.nodes[0].message("p1")
     assert frame is not None
-    node.absorb()
+    node.apply_received()
     for epoch, number in ((1, 1), (1, 2)):
         huge = torch.full_like(frame.x, 1e25)
-        node.hear("p0", frame._replace(epoch=epoch, number=number, base=0, acked=0, x=huge))
+        node.receive("p0", frame._replace(epoch=epoch, number=number, base=0, acked=0, x=huge))
         node.advance(True, [])
     assert node.state.epoch == 1
-    assert node.norms["p0"].flags >= 1
-    assert node.norms["p2"].flags == 0
-    node.reset(2)  # nor are flags
-    assert node.norms["p0"].flags >= 1
-    node.relink(node.seats, 2**32)  # only a manifest, which may have removed it, forgives
-    assert node.norms == {}
+    assert node.outliers.detectors["p0"].flags >= 1
+    assert node.outliers.detectors["p2"].flags == 0
+    node.begin_epoch(2)  # nor are flags
+    assert node.outliers.detectors["p0"].flags >= 1
+    node.relink(node.topology, 2**32)  # only a manifest, which may have removed it, forgives
+    assert node.outliers.detectors == {}
 
 
 def test_honest_epochs_flag_nobody() -> None:
     world = World(4, rebase_every=8, step=0.1)
     for _ in range(6):
         lockstep(world, 40)
-        assert world.nodes[1].drop("p0", "silent for 60 s")
+        assert world.nodes[1].drop_neighbour("p0", "silent for 60 s")
     lockstep(world, 40)
     assert [text for kind, text in world.events if kind == "suspicious"] == []
 
@@ -265,12 +267,15 @@ def test_a_neighbour_that_moves_a_model_away_slowly_is_named_once_the_loss_is_ru
             if f"p{i}" in world.outs[3]:
                 lie = world.nodes[3].message(f"p{i}")
                 assert lie is not None
-                world.nodes[i].hear("p3", lie._replace(number=number, x=x))
+                world.nodes[i].receive("p3", lie._replace(number=number, x=x))
         lockstep(world, 1, alive=others)
-    for norms in node.norms.values():
-        norms.flags = 0  # of what was far above its median
-    node.name_who_ruined(length)
-    assert {name: norms.flags for name, norms in node.norms.items()} == {"p0": 0, "p3": 1}
+    for detector in node.outliers.detectors.values():
+        detector.flags = 0  # of what was far above its median
+    node.outliers.flag_model_outlier(length)
+    assert {name: detector.flags for name, detector in node.outliers.detectors.items()} == {
+        "p0": 0,
+        "p3": 1,
+    }
 
 
 def test_nobody_is_named_if_the_own_steps_ruin_a_model() -> None:
@@ -279,9 +284,9 @@ def test_nobody_is_named_if_the_own_steps_ruin_a_model() -> None:
     lockstep(world, 25)
     assert norm(world.nodes[1].state.method.x) > 1e3
     for node in world.nodes:
-        flags = {name: norms.flags for name, norms in node.norms.items()}
-        node.name_who_ruined(length)
-        assert {name: norms.flags for name, norms in node.norms.items()} == flags
+        flags = {name: detector.flags for name, detector in node.outliers.detectors.items()}
+        node.outliers.flag_model_outlier(length)
+        assert {name: detector.flags for name, detector in node.outliers.detectors.items()} == flags
 
 
 @pytest.mark.parametrize(
@@ -298,7 +303,7 @@ def test_nobody_is_named_if_the_own_steps_ruin_a_model() -> None:
 def test_methods_with_more_state_survive_crashes_and_lose_nothing(fields: dict[str, Any]) -> None:
     world = World(4, rebase_every=8)
     world.algorithm = spodgt.method("spod-gt-memory", **{"step_size": 0.05, **fields})
-    world.vaults = [type(vault)() for vault in world.vaults]
+    world.stores = [type(store)() for store in world.stores]
     world.nodes = [world.start(i) for i in range(4)]
     lockstep(world, 40)
     kept = world.nodes[2].state.more
@@ -316,7 +321,7 @@ def test_methods_with_more_state_survive_crashes_and_lose_nothing(fields: dict[s
 @pytest.mark.parametrize("crash", ["", "before commit", "after commit", "after send"])
 def test_short_messages_lose_nothing(crash: str) -> None:
     """8 bits a number on the wire: what they cannot say stays with the sender, whoever dies when."""
-    world, draw = World(4, n=90, rebase_every=4, short=True), np.random.default_rng(1)
+    world, draw = World(4, n=90, rebase_every=4, quantized=True), np.random.default_rng(1)
     for k in range(60):
         for i in range(4):
             world.tick(
@@ -327,12 +332,12 @@ def test_short_messages_lose_nothing(crash: str) -> None:
             world.flying.pop(at) if lost else world.deliver(at)
         if k % 10 == 9:
             for node in world.nodes:
-                assert local_error(node.shown) <= EXACT
+                assert local_error(node.committed) <= EXACT
             assert world.audit().error <= EXACT  # type: ignore[operator]
 
 
 def test_short_messages_reach_the_optimum() -> None:
-    world = World(4, n=90, rebase_every=4, short=True)
+    world = World(4, n=90, rebase_every=4, quantized=True)
     lockstep(world, 1500)
     assert float((world.x() - world.optimum).abs().max()) < 1e-5  # models are float32
 
@@ -341,11 +346,11 @@ def test_a_method_may_change_while_it_runs() -> None:
     world = World(3)
     lockstep(world, 10)
     for node in world.nodes:
-        node.use(spodgt.method("spod-gt-memory", step_size=0.05, adam=True))
+        node.use_algorithm(spodgt.method("spod-gt-memory", step_size=0.05, adam=True))
     lockstep(world, 10)
     assert set(world.nodes[0].state.more) == {"adam_m", "adam_v", "adam_left"}
     for node in world.nodes:
-        node.use(spodgt.method("spod-gt-memory", step_size=0.05))
+        node.use_algorithm(spodgt.method("spod-gt-memory", step_size=0.05))
     lockstep(world, 10)
     assert not world.nodes[0].state.more
     assert world.audit().error <= EXACT  # type: ignore[operator]
@@ -365,12 +370,12 @@ class Personal(World):
         return grad
 
     def start(self, i: int, fresh: bool = False) -> Node:
-        vault = self.vaults[i]
-        if not vault.meta:
+        store = self.stores[i]
+        if not store.meta:
             x, own = torch.zeros(1, self.n), torch.zeros(1, 2)
-            parts = self.algorithm, self.gradient(i), x, True, self.seats[i].part
-            state = begin(*parts, private=own)
-            vault.commit(vectors_of(state), meta_of(state, Incarnation(0, 0)))
+            parts = self.algorithm, self.gradient(i), x, True, self.topology[i].role
+            state = initial_state(*parts, private=own)
+            store.commit(vectors_of(state), meta_of(state, Incarnation(0, 0)))
         return super().start(i)
 
 
@@ -407,13 +412,13 @@ QUIET = {"nothing": [0.0] * 30, "rounding": [1e-10] * 30, "mostly nothing": ([0.
 
 @pytest.mark.parametrize("past", QUIET)
 def test_norms_do_not_call_the_message_after_a_quiet_time_unusual(past: str) -> None:
-    norms = Norms()
+    detector = OutlierDetector()
     for value in QUIET[past]:
-        assert norms.note(value, value, (1.0, 1.0)) == []
-    assert norms.note(1.5, 1.5, (1.0, 1.0)) == []
-    assert norms.flags == 0
-    assert norms.note(1e4, 0.0, (1.0, 1.0)) == ["mass: its norm is 1e+04, " + _times(past)]
-    assert norms.flags == 1
+        assert detector.check(value, value, (1.0, 1.0)) == []
+    assert detector.check(1.5, 1.5, (1.0, 1.0)) == []
+    assert detector.flags == 0
+    assert detector.check(1e4, 0.0, (1.0, 1.0)) == ["mass: its norm is 1e+04, " + _times(past)]
+    assert detector.flags == 1
 
 
 def _times(past: str) -> str:
@@ -422,7 +427,7 @@ def _times(past: str) -> str:
 
 def test_norms_need_something_to_compare_with() -> None:
     """A client with no gradient yet, whose neighbour has sent nothing yet."""
-    norms = Norms()
+    detector = OutlierDetector()
     for _ in range(30):
-        norms.note(0.0, 0.0, (0.0, 0.0))
-    assert norms.note(1.0, 1.0, (0.0, 0.0)) == []
+        detector.check(0.0, 0.0, (0.0, 0.0))
+    assert detector.check(1.0, 1.0, (0.0, 0.0)) == []

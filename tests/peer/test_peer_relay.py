@@ -25,7 +25,7 @@ def relayed(links: list[tuple[int, int]], *, step: float = 0.4, **fields: object
     world = World(5, rebase_every=8, step=step, method="relay", links=links)
     if fields:
         world.algorithm = spodgt.method("relay", step_size=step, **fields)
-        world.vaults = [type(vault)() for vault in world.vaults]
+        world.stores = [type(store)() for store in world.stores]
         world.nodes = [world.start(i) for i in range(5)]
     return world
 
@@ -48,14 +48,14 @@ def jump(world: World, among: Iterable[int], rounds: int) -> float:
 
 
 def roots(world: World, among: Iterable[int] = range(5)) -> set[str]:
-    return {world.nodes[i].seats.root for i in among}
+    return {world.nodes[i].topology.root for i in among}
 
 
 def next_manifest(world: World, root: str, among: Iterable[int]) -> None:
     """The clients `among` take a version of the manifest that names another root."""
     for i in among:
-        world.seats[i] = replace(world.seats[i], given_root=root)
-        world.nodes[i].relink(world.seats[i], 2**32)
+        world.topology[i] = replace(world.topology[i], manifest_root=root)
+        world.nodes[i].relink(world.topology[i], 2**32)
         world.nodes[i].commit()
 
 
@@ -89,12 +89,12 @@ def test_relay_reaches_the_optimum_and_loses_nothing(
     assert far(world) < (0.2 if "adam" in fields else 1e-6)
     (root,) = roots(world)
     assert [node.member.step_weight for node in world.nodes if node.member.step_weight] == [1 / 5]
-    used = sum(len(node.part.sends) for node in world.nodes)
+    used = sum(len(node.role.used_out) for node in world.nodes)
     idle = [
         link
         for node in world.nodes
         for name, link in node.state.out.items()
-        if name not in node.part.sends
+        if name not in node.role.used_out
     ]
     assert used + len(idle) == len(links)
     assert all(link.number == 0 for link in idle), root  # links of no tree carry nothing
@@ -109,8 +109,8 @@ def test_a_root_that_dies_is_replaced_by_the_manifest_alone(links: list[tuple[in
     rest = set(range(5)) - {root}
     before = world.x()
     neighbour = world.links[[s for s, _ in world.links].index(root)][1]
-    assert world.nodes[neighbour].drop(name, "silent for 60 s")
-    assert not world.nodes[neighbour].drop(name, "silent for 60 s")
+    assert world.nodes[neighbour].drop_neighbour(name, "silent for 60 s")
+    assert not world.nodes[neighbour].drop_neighbour(name, "silent for 60 s")
     lockstep(world, 50, alive=rest)
     assert roots(world) == {name}
     assert far(world, rest) > 0.01  # the models stay where they were
@@ -139,7 +139,7 @@ def test_a_leaf_that_dies_is_left_out_of_the_next_epoch_and_returns() -> None:
     rest = set(range(5)) - {dead}
     lockstep(world, 100, alive=rest)
     assert far(world, rest) > 0.01  # its last gradient is still in the sum
-    assert world.nodes[int(name[1:])].drop(f"p{dead}", "silent for 60 s")
+    assert world.nodes[int(name[1:])].drop_neighbour(f"p{dead}", "silent for 60 s")
     lockstep(world, 300, alive=rest)
     assert far(world, rest) < 1e-6
     world.crash(dead)
@@ -155,7 +155,7 @@ def test_a_root_that_loses_its_disk_leads_on_from_a_model_of_its_neighbours(cras
     (name,) = roots(world)
     root = int(name[1:])
     rest = set(range(5)) - {root}
-    world.vaults[root] = type(world.vaults[root])()
+    world.stores[root] = type(world.stores[root])()
     world.crash(root)
     assert far(world, [root], range(5)) > 0.9
     if (
@@ -166,8 +166,8 @@ def test_a_root_that_loses_its_disk_leads_on_from_a_model_of_its_neighbours(cras
                 world.tick(i)
             while world.flying:
                 world.deliver(0)
-            if world.nodes[root].inbox or world.nodes[root].acks:
-                world.nodes[root].absorb()
+            if world.nodes[root].inbox:
+                world.nodes[root].apply_received()
                 world.nodes[root].commit()
         world.flying.clear()
         world.crash(root)
@@ -188,15 +188,15 @@ def test_a_root_that_was_set_back_takes_no_model_with_bad_numbers() -> None:
     neighbour = next(iter(node.state.into))
     frame = world.nodes[int(neighbour[1:])].message(name)
     assert frame is not None
-    node.absorb()
+    node.apply_received()
     node.state = node.state._replace(is_outdated=True)
     for bad in (float("nan"), 1e31):
-        node.hear(neighbour, frame._replace(x=torch.full_like(frame.x, bad)))
-        node.absorb()
+        node.receive(neighbour, frame._replace(x=torch.full_like(frame.x, bad)))
+        node.apply_received()
         assert world.events[-1][0] == "refused"
         assert node.state.is_outdated
-    node.hear(neighbour, frame)
-    node.absorb()
+    node.receive(neighbour, frame)
+    node.apply_received()
     assert torch.equal(node.state.method.x[0], frame.x)
     assert not node.state.is_outdated
 
@@ -215,8 +215,8 @@ def test_only_the_manifest_names_a_root() -> None:
             x = torch.full_like(frame.x, 7.0)
             lie = frame._replace(epoch=epoch, number=frame.number + 1, x=x, root=root)
             before = node.state
-            node.hear("p0", lie)
-            node.absorb()
+            node.receive("p0", lie)
+            node.apply_received()
             assert node.state.epoch == 0
             assert torch.equal(node.state.method.x, before.method.x)
             assert world.events[-1] == (
@@ -228,8 +228,8 @@ def test_only_the_manifest_names_a_root() -> None:
     other = World(5)
     told = other.nodes[0].message("p1")
     assert told is not None
-    other.nodes[1].hear("p0", told._replace(root=1))
-    other.nodes[1].absorb()
+    other.nodes[1].receive("p0", told._replace(root=1))
+    other.nodes[1].apply_received()
     assert other.events[-1][0] == "refused"
 
 
@@ -249,7 +249,9 @@ def test_no_schedule_of_losses_crashes_and_departures_loses_mass(data: st.DataOb
         elif what == "crash":
             world.crash(i)
         elif what == "drop" and world.ins[i]:
-            if world.nodes[i].drop(data.draw(st.sampled_from(sorted(world.ins[i]))), "gone"):
+            if world.nodes[i].drop_neighbour(
+                data.draw(st.sampled_from(sorted(world.ins[i]))), "gone"
+            ):
                 world.nodes[i].commit()
         elif world.flying:
             at = data.draw(st.integers(0, len(world.flying) - 1))

@@ -25,31 +25,29 @@ from spodgt.peer.membership import run_folders
 from spodgt.peer.monitoring import metrics_server
 from spodgt.peer.monitoring.console import serve_metrics
 from spodgt.peer.options import Options
+from spodgt.peer.process.journal import Journal
 from spodgt.peer.process.main import Peer
-from spodgt.peer.process.status import Journal
 from spodgt.peer.protocol.audit import local_error
 from spodgt.peer.protocol.epoch_limit import AT_ONCE, STEP
-from spodgt.peer.protocol.outlier_detection import Norms
-from spodgt.peer.protocol.running_sums import JUMP, Ack, Incarnation, Refused
+from spodgt.peer.protocol.outlier_detection import OutlierDetector
+from spodgt.peer.protocol.running_sums import MAX_JUMP, Ack, Incarnation, Refused
 from spodgt.peer.storage import state_store
 from spodgt.peer.storage.state_store import StoreFailed
 from spodgt.peer.transport import access_control, connection, wire_format
-from spodgt.peer.transport.access_control import Gate
-from spodgt.peer.transport.connection import Local, Traffic, fetch
+from spodgt.peer.transport.access_control import AccessControl
+from spodgt.peer.transport.connection import LocalClient, Traffic, fetch
 from spodgt.peer.transport.grpc_wire import NO_CONNECTION, OPTIONS, SERVICE, probe, secure_channel
 from spodgt.peer.transport.links import Transport
 from tests.peer.failures import make
 from tests.peer.test_peer_node import lockstep
-from tests.peer.test_peer_transport import Server, chunks, context, message, run, who
+from tests.peer.test_peer_transport import Server, chunks, context, message, recorder, run, who
 from tests.peer.world import World
 
 pytestmark = pytest.mark.network
 
 
 def sender(events: list[tuple[str, str]]) -> Transport:
-    return Transport(
-        Local(context("a"), who("a"), lambda *_: None, lambda k, t: events.append((k, t)))
-    )
+    return Transport(LocalClient(context("a"), who("a"), lambda *_: None, recorder(events)))
 
 
 async def until(condition: Any, seconds: float = 20) -> None:
@@ -135,10 +133,10 @@ def test_a_name_holds_two_streams_and_a_silent_one_is_let_go(
     async def work() -> None:
         async with Server() as server, secure_channel(who("a"), server.address, "b") as channel:
             silent = [channel.stream_stream(f"/{SERVICE}/Talk")() for _ in range(2)]
-            await until(lambda: server.transport.gate.open["a"] == 2)
+            await until(lambda: server.transport.access.open["a"] == 2)
             answer = await server.knock(who("a"), chunks(message()))
             assert "a holds 2 streams already" in answer
-            await until(lambda: server.transport.gate.open["a"] == 0)
+            await until(lambda: server.transport.access.open["a"] == 0)
             assert await server.knock(who("a"), chunks(message())) == "open"
             del silent
 
@@ -204,24 +202,24 @@ def test_who_sends_bad_frames_is_kept_out_by_the_server() -> None:
             for _ in range(access_control.REFUSALS):
                 assert "is for 'x'" in await server.knock(who("a"), chunks(message(), receiver="x"))
             answer = await server.knock(who("a"), chunks(message()))
-            assert f"a sent {access_control.REFUSALS} bad frames and is kept out" in answer
+            assert f"a sent {access_control.REFUSALS} invalid frames and is banned" in answer
 
     run(work())
 
 
 def test_bad_frames_keep_a_name_out_for_a_while() -> None:
     now = [0.0]
-    kept = Gate(lambda: now[0])
+    kept = AccessControl(lambda: now[0])
     for _ in range(access_control.REFUSALS):
         with kept.stream("a"):
-            kept.bad_frame("a")
-    with pytest.raises(Refused, match="kept out for 30 s more"), kept.stream("a"):
+            kept.note_invalid_frame("a")
+    with pytest.raises(Refused, match="banned for another 30 s"), kept.stream("a"):
         pass
     with kept.stream("b"):
         pass
     now[0] = access_control.BAN_SECONDS + 1
     with kept.stream("a"):
-        kept.bad_frame("a")  # one more is one, not six
+        kept.note_invalid_frame("a")  # one more is one, not six
     with kept.stream("a"):
         pass
 
@@ -238,14 +236,14 @@ def test_headers_and_logs_are_bounded(tmp_path: Path) -> None:
     run(work())
     journal = Journal(tmp_path / "log.jsonl", "p0")
     for number in range(400):
-        journal.event("refused", f"p1: {number}" + "x" * 10**6)
+        journal.event("refused", f"{number}" + "x" * 10**6, "p1")
     assert (tmp_path / "log.jsonl").stat().st_size < 1000
     assert journal.counts["refused"] == 400
-    assert sum(len(text) for key in journal.told for text in key) < 1000
+    assert sum(len(text) for key in journal.last_logged for text in key) < 1000
 
 
 def test_the_log_is_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spodgt.peer.process.status._LOG_BYTES", 2000)
+    monkeypatch.setattr("spodgt.peer.process.journal._LOG_BYTES", 2000)
     journal = Journal(tmp_path / "log.jsonl", "p0")
     for number in range(200):
         journal.append({"event": "status", "number": number})
@@ -259,7 +257,7 @@ def test_the_largest_life_is_refused() -> None:
     """Believed, it would be one too many for a frame: the neighbour could never send again."""
     lie = Incarnation(2**64 - 1, 3)
     with pytest.raises(Refused, match="must be below 2\\^62"):
-        wire_format.Assembler(context("b"), "a").add(chunks(message(seen=lie))[0])
+        wire_format.MessageAssembler(context("b"), "a").add(chunks(message(seen=lie))[0])
     packed = wire_format.pack_ack(context("b"), Ack(0, 1, Incarnation(1, 1), lie))
     with pytest.raises(Refused, match="must be below 2\\^62"):
         wire_format.unpack_ack(context("a"), packed)
@@ -268,16 +266,16 @@ def test_the_largest_life_is_refused() -> None:
     node = world.nodes[1]
     frame = world.nodes[0].message("p1")
     assert frame is not None
-    for far in (JUMP + 10, 2**61):
+    for far in (MAX_JUMP + 10, 2**61):
         life = Incarnation(far, 3)
         for lying in (
             frame._replace(seen=life),
             frame._replace(sender=life, number=frame.number + 1),
         ):
-            node.hear("p0", lying)
+            node.receive("p0", lying)
             node.advance(False, [])
-    node.hear("p0", Ack(0, 0, Incarnation(2**61, 1), node.incarnation))
-    node.hear("p0", frame._replace(epoch=2**40))
+    node.receive("p0", Ack(0, 0, Incarnation(2**61, 1), node.incarnation))
+    node.receive("p0", frame._replace(epoch=2**40))
     node.advance(False, [])
     assert node.incarnation.number == 1
     assert node.state.epoch == 0
@@ -293,7 +291,7 @@ def test_proofs_of_a_rollback_are_not_believed_for_ever() -> None:
     world.drain(3)
     node = world.nodes[1]
     for _ in range(50):
-        node.hear("p0", Ack(node.state.epoch, 10**6, Incarnation(1, 1), node.incarnation))
+        node.receive("p0", Ack(node.state.epoch, 10**6, Incarnation(1, 1), node.incarnation))
         node.advance(False, [])
     assert node.state.epoch == 4
 
@@ -307,16 +305,16 @@ def test_few_epochs_of_a_neighbour_are_followed() -> None:
     frame = world.nodes[0].message("p1")
     assert frame is not None
     for epoch in range(1, 100):
-        node.hear("p0", frame._replace(epoch=epoch, number=1, base=0, acked=0))
+        node.receive("p0", frame._replace(epoch=epoch, number=1, base=0, acked=0))
         node.advance(False, [])
     assert node.state.epoch == AT_ONCE
     assert world.events[-1] == (
         "refused",
-        "p1 p0: epoch 99 is not followed yet: too many have begun within a minute",
+        "p1 p0: epoch 99 is not followed yet, rate limit: too many have begun within a minute",
     )
-    assert node.epochs.ignored == {"p0": 99 - AT_ONCE}
+    assert node.epoch_limiter.ignored == {"p0": 99 - AT_ONCE}
     world.now += 60.0
-    node.hear("p0", frame._replace(epoch=100, number=1, base=0, acked=0))
+    node.receive("p0", frame._replace(epoch=100, number=1, base=0, acked=0))
     node.advance(False, [])
     assert node.state.epoch == AT_ONCE + STEP  # on the way to it
     assert local_error(node.state) <= 1e-12
@@ -332,7 +330,7 @@ def test_honest_clients_find_together_though_one_was_led_far_ahead() -> None:
     frame = world.nodes[0].message("p1")
     assert frame is not None
     for _ in range(40):
-        node.hear(
+        node.receive(
             "p0", frame._replace(epoch=node.state.epoch + 2**20 - 1, number=1, base=0, acked=0)
         )
         world.tick(1)
@@ -340,14 +338,14 @@ def test_honest_clients_find_together_though_one_was_led_far_ahead() -> None:
     assert node.state.epoch == AT_ONCE * STEP
     lockstep(world, 40, alive=alive)
     assert {world.nodes[i].state.epoch for i in alive} == {AT_ONCE * STEP}
-    assert not any(world.nodes[i].epochs.ahead.get("p1") for i in alive)
+    assert not any(world.nodes[i].epoch_limiter.ahead.get("p1") for i in alive)
 
 
 def test_what_is_wrong_with_epochs_is_in_the_status_with_its_cure(home: Path) -> None:
     peer = Peer(home, "p0", Options(durability="process"))
-    peer.node.epochs.ahead["p1"] = 2**15
-    peer.node.epochs.ignored["p2"] = 7
-    told = " ".join(peer.reporter._warnings())
+    peer.node.epoch_limiter.ahead["p1"] = 2**15
+    peer.node.epoch_limiter.ignored["p2"] = 7
+    told = " ".join(warning.text for warning in peer.reporter._warnings())
     assert (
         "p1 is 32768 epochs ahead, 64 of them are followed at a time: any spodgt peer set or remove"
         in told
@@ -360,7 +358,7 @@ def test_a_loss_that_is_not_finite_is_named_and_the_status_is_json(home: Path) -
     peer = Peer(home, "p0", Options(durability="process", report_every=0.0))
     peer.reporter.report()
     assert not [each for each in peer.reporter.status.warnings if each.startswith("loss")]
-    peer.node.norms["p1"] = Norms(mass=float("inf"), distance=float("inf"))
+    peer.node.outliers.detectors["p1"] = OutlierDetector(mass=float("inf"), distance=float("inf"))
     peer.transport.into["p1"] = Traffic(state="up")
     state = peer.node.state
     peer.node.state = state._replace(k=9, method=state.method._replace(x=state.method.x + 1e30))
@@ -374,7 +372,7 @@ def test_a_loss_that_is_not_finite_is_named_and_the_status_is_json(home: Path) -
     ] == [None]
     for line in (home / "log.jsonl").read_text().splitlines():
         json.loads(line, **refuse)  # type: ignore[arg-type]
-    told = peer._told("p1")
+    told = peer._report_for("p1")
     assert told is not None
     json.loads(told, **refuse)  # type: ignore[arg-type]
     peer.store.close()
@@ -391,7 +389,7 @@ def test_texts_of_others_bring_no_lines_and_no_terminal_codes_into_a_log(
     assert journal.recent[-1][2].isprintable()
     traffic = Traffic()
     with pytest.raises(Refused) as error:
-        connection.agreed(
+        connection.agree_on_protocol(
             context("b"), "a", {"spodgt-protocols": "9", "spodgt-version": evil}, traffic
         )
     assert traffic.version.isprintable()
@@ -535,8 +533,8 @@ def test_a_file_that_nobody_reads_is_held_twice_and_not_for_ever(
         async with Server() as server, secure_channel(who("a"), server.address, "b") as channel:
             server.transport.manifest = lambda name: bytes(40 * wire_format.CHUNK)
             calls = [channel.stream_stream(f"/{SERVICE}/Manifest")() for _ in range(3)]
-            await until(lambda: server.transport.gate.open["a (files)"] == 2)
-            await until(lambda: server.transport.gate.open["a (files)"] == 0)
+            await until(lambda: server.transport.access.open["a (files)"] == 2)
+            await until(lambda: server.transport.access.open["a (files)"] == 0)
             server.transport.manifest = lambda name: b"text"
             assert await fetch("Manifest", who("a"), server.address, "b") == b"text"
             assert len(calls) == 3
@@ -560,13 +558,13 @@ def test_a_status_that_cannot_be_written_ends_nothing(home: Path) -> None:
 
 def test_a_client_whose_gradients_are_nan_names_it_and_ends_with_a_sentence(home: Path) -> None:
     peer = Peer(home, "p0", Options(durability="process", rounds=100, report_every=0.0))
-    good, seen = peer.node.gradient, []
+    good, seen = peer.node.method_step.gradient, []
 
     def grad(x: torch.Tensor, k: int) -> torch.Tensor:
         seen.append(json.loads((home / "status.json").read_text())["warnings"] if k > 40 else [])
         return torch.full_like(x, torch.nan) if k >= 40 else good(x, k)
 
-    peer.node.gradient = grad
+    peer.node.method_step.gradient = grad
     with pytest.raises(Failed, match="10 gradients in a row were not finite, the last in round 49"):
         peer.run()
     assert seen[-1] == ["gradients that were not finite, and not used: 9"]
@@ -595,7 +593,7 @@ def test_a_silent_neighbour_is_named_and_dropped_if_that_is_wanted(home: Path) -
     node = peer.node
     for name in ("p1", "p2"):  # both have taken part
         node.state.into[name] = replace(node.state.into[name], number=3)
-    peer.transport.into["p2"].heard = time.monotonic()
+    peer.transport.into["p2"].last_received = time.monotonic()
     peer.reporter.begun -= 35
     peer.rounds._report()
     told = "p1 silent for 35 s: models are biased until it returns or is removed"
@@ -606,7 +604,7 @@ def test_a_silent_neighbour_is_named_and_dropped_if_that_is_wanted(home: Path) -
     peer.rounds._report()
     assert node.state.epoch == peer.membership.manifest.epoch + 1
     assert "p1: silent for 45 s; epoch" in next(
-        t for _, kind, t in peer.journal.recent if kind == "epoch"
+        t for _, kind, t, _ in peer.journal.recent if kind == "epoch"
     )
     peer.transport.loop.close()
     peer.store.close()
@@ -615,7 +613,9 @@ def test_a_silent_neighbour_is_named_and_dropped_if_that_is_wanted(home: Path) -
 def test_a_state_whose_numbers_contradict_each_other_is_not_taken(home: Path) -> None:
     """The checksums are right and the local audit is not: a wrong number was once committed with them."""
     Peer(home, "p0", Options(durability="process", rounds=5)).run()
-    with closing(state_store.Store(home / "state", durability="process", labels={})) as disk:
+    with closing(
+        state_store.DiskStateStore(home / "state", durability="process", labels={})
+    ) as disk:
         saved = disk.load()
         assert saved is not None
         disk.commit({"y": saved.vectors["y"] + 1}, {**saved.meta, "k": 77})
@@ -623,7 +623,7 @@ def test_a_state_whose_numbers_contradict_each_other_is_not_taken(home: Path) ->
     assert peer.node.state.k == 6
     assert local_error(peer.node.state) <= 1e-12
     assert "its local audit is" in next(
-        text for _, kind, text in peer.journal.recent if kind == "damaged"
+        text for _, kind, text, _ in peer.journal.recent if kind == "damaged"
     )
     peer.store.close()
 
@@ -632,13 +632,15 @@ def test_flags_of_a_neighbour_end_after_some_time(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer = Peer(home, "p0", Options(durability="process", report_every=0.0, evaluate_every=0.0))
-    norms = peer.node.norms["p1"] = Norms(flags=1, far=1e9)  # it has sent something huge
+    detector = peer.node.outliers.detectors["p1"] = OutlierDetector(
+        flags=1, far=1e9
+    )  # it has sent something huge
     for _ in range(3):
         peer.reporter.report()
     assert peer.reporter.status.warnings[0].startswith("p1 sent 1 large messages")
     monkeypatch.setattr("spodgt.peer.process.status.FLAG_SECONDS", 0.0)  # the time is over
     peer.reporter.report()
-    assert norms.flags == 0
+    assert detector.flags == 0
     assert peer.reporter.status.warnings == []
     peer.store.close()
 

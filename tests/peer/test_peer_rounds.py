@@ -40,7 +40,7 @@ class Network:
     def _link_from(self, sender: str) -> Any:
         def send(receiver: str, frame: Message | Ack) -> None:
             if self.is_up and receiver in self.peers:
-                self.peers[receiver].node.hear(sender, frame)
+                self.peers[receiver].node.receive(sender, frame)
 
         return send
 
@@ -87,7 +87,7 @@ def make(folder: Path, method: str | dict[str, Any], p_hat: float = 1.0) -> list
         for link in manifest.links:
             links[link.sender, link.receiver] = {"p_hat": p_hat}
         run_folders.publish_next(
-            folder, lambda before: manifest_changes.changed(before, Change(links=links))
+            folder, lambda before: manifest_changes.apply_change(before, Change(links=links))
         )
     for name in manifest.names:
         run_folders.issue(folder, name)
@@ -181,13 +181,13 @@ def test_a_peer_that_hears_nobody_waits_although_its_own_messages_are_acknowledg
     network.start(*names)
     network.turns(10 * MAX_ALONE)
     alone = network.peers["p0"]
-    hear = alone.node.hear
+    receive = alone.node.receive
 
     def only_acks(sender: Any, frame: Any) -> None:
         if isinstance(frame, Ack):
-            hear(sender, frame)
+            receive(sender, frame)
 
-    alone.node.hear = only_acks  # type: ignore[assignment, method-assign]
+    alone.node.receive = only_acks  # type: ignore[assignment, method-assign]
     before = alone.node.state.k
     network.turns(20 * MAX_ALONE)
     assert "p0" in network.waiting()

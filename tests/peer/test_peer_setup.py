@@ -31,13 +31,18 @@ from spodgt.peer.membership.manifest import Manifest, SignedManifest
 from spodgt.peer.membership.run_folders import create
 from spodgt.peer.monitoring.console import _Metrics, overview, panel, serve_metrics
 from spodgt.peer.options import Deployment, Options
-from spodgt.peer.process.local_problem import Budget, Work, active_links, capacity, limits
+from spodgt.peer.process.local_problem import (
+    BudgetCapacity,
+    LocalProblem,
+    active_links,
+    describe_limits,
+    read_capacity,
+)
 from spodgt.peer.process.main import Peer
 from spodgt.peer.process.membership import Terms
-from spodgt.peer.protocol.client_state import Member, begin
-from spodgt.peer.protocol.epoch_topology import Part
-from spodgt.peer.storage.state_store import Store
-from spodgt.peer.testing.demo import demo
+from spodgt.peer.protocol.client_state import Member, initial_state
+from spodgt.peer.protocol.epoch_topology import EpochRole
+from spodgt.peer.storage.state_store import DiskStateStore
 from tests.conftest import Cli
 from tests.peer.world import World
 
@@ -68,7 +73,7 @@ def test_a_manifest_is_what_it_says(run: Path) -> None:
     assert Manifest.parse(made.to_text()) == made
     assert {link.p_hat for link in made.links} == {0.7}
     assert made.client("p2").compute == {"kind": "bernoulli", "p": 0.5}
-    out, into, *_ = made.seats("p0").part
+    out, into, *_ = made.topology("p0").role
     assert set(out) == {link.receiver for link in made.links if link.sender == "p0"}
     assert sum(into.values()) < 1
 
@@ -101,7 +106,7 @@ def test_the_others_must_stay_connected(tmp_path: Path) -> None:
         ),
     )
     with pytest.raises(InvalidNetwork, match="strongly connected"):
-        manifest_changes.without(one_way, "p1")
+        manifest_changes.remove_client(one_way, "p1")
 
 
 def test_certificates_say_what_is_wrong() -> None:
@@ -144,14 +149,14 @@ def test_keys_are_for_their_owner_only(run: Path) -> None:
 
 
 def test_capacities(tmp_path: Path) -> None:
-    drawn = capacity({"kind": "bernoulli", "p": 0.3}, 0, 1)
+    drawn = read_capacity({"kind": "bernoulli", "p": 0.3}, 0, 1)
     assert 0.25 < sum(drawn.computes(k) for k in range(2000)) / 2000 < 0.35
     now = [0.0]
-    budget = Budget(0.25, clock=lambda: now[0])
+    budget = BudgetCapacity(0.25, clock=lambda: now[0])
     used = 0
     for k in range(1000):
         if budget.computes(k):
-            budget.spent(0.1)
+            budget.note_gradient_time(0.1)
             now[0] += 0.1
             used += 1
         else:
@@ -159,7 +164,7 @@ def test_capacities(tmp_path: Path) -> None:
     assert used * 0.1 / now[0] == pytest.approx(0.25, abs=0.02)
     trace = tmp_path / "trace.csv"
     trace.write_text("round,receiver,sender,up\n0,0,0,1\n1,0,0,0\n2,0,0,1\n")
-    replayed = capacity({"kind": "trace", "path": str(trace)}, 0, 0)
+    replayed = read_capacity({"kind": "trace", "path": str(trace)}, 0, 0)
     assert [replayed.computes(k) for k in range(6)] == [True, False, True, True, False, True]
     for bad in (
         {"kind": "luck"},
@@ -168,7 +173,7 @@ def test_capacities(tmp_path: Path) -> None:
         {"kind": "budget", "share": "x"},
     ):
         with pytest.raises(InvalidConfig, match="compute"):
-            capacity(bad, 0, 0)
+            read_capacity(bad, 0, 0)
 
 
 def test_links_are_drawn_by_name_and_round() -> None:
@@ -320,7 +325,7 @@ def test_an_audit_passes_only_what_is_whole(
         return cli("peer", "audit", *map(str, homes), capsys=capsys, monkeypatch=monkeypatch)
 
     def change(home: Path, **parts: Any) -> None:
-        with closing(Store(home / "state", labels={})) as store:
+        with closing(DiskStateStore(home / "state", labels={})) as store:
             saved = store.load()
             assert saved is not None
             vectors = {name: parts.pop(name) for name in list(parts) if name in saved.vectors}
@@ -374,11 +379,15 @@ def test_a_problem_of_ones_own_is_in_the_manifest(
     run_folders.issue(tmp_path / "run", "p2")
     peer = Peer(tmp_path / "run" / "p2", "p2", Options(durability="process"))
     with closing(peer.store):
-        assert peer.work.problem.clients == (1 if function == "build" else len(made.clients))
+        assert peer.local_problem.problem.clients == (
+            1 if function == "build" else len(made.clients)
+        )
         draw = Experiment.parse(tables).draw(made.seed)
-        assert torch.equal(peer.work.start(), draw.start[2])
+        assert torch.equal(peer.local_problem.start(), draw.start[2])
         _, grad = draw.problem.full(draw.start[2:3], np.array([2]))
-        own = peer.work.problem.full(peer.work.start()[None], np.array([peer.work.row]))
+        own = peer.local_problem.problem.full(
+            peer.local_problem.start()[None], np.array([peer.local_problem.row])
+        )
         assert torch.equal(own[1], grad)
     found = run_folders.export(tmp_path / "run" / "p2", tmp_path / "model.safetensors")
     assert found["tensors"] == {"weight": [2, 4], "bias": [2]}
@@ -514,7 +523,11 @@ def test_schedules_and_layers_travel_in_the_manifest(
         peer = Peer(home, "p0", Options(durability="process", rounds=rounds))
         peer.run()
     assert peer.node.state.k == 21
-    assert set(peer.node.state.more) == set(peer.node.algorithm.traits.state) - {"x", "y", "g"}
+    assert set(peer.node.state.more) == set(peer.node.method_step.algorithm.traits.state) - {
+        "x",
+        "y",
+        "g",
+    }
 
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
@@ -531,7 +544,7 @@ def test_devices_are_what_they_are_said_to_be(tmp_path: Path) -> None:
     )
     assert made.client("p1").compute == {"kind": "budget", "share": 0.25}
     assert made.client("p0").compute == {"kind": "bernoulli", "p": 1.0}
-    assert limits(made) == ["p1: spends at most 25 % of its time on gradients"]
+    assert describe_limits(made) == ["p1: spends at most 25 % of its time on gradients"]
 
 
 CONFIGS = {
@@ -675,14 +688,6 @@ def test_private_columns_stay_with_their_client(
         Peer(home, "p0", Options(durability="process"))
 
 
-def test_a_demo_deletes_only_a_demo(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "precious.txt").write_text("mine")
-    with pytest.raises(InvalidInput, match="not of a demo"):
-        demo(tmp_path, 10, Console())
-    assert (tmp_path / "run" / "precious.txt").exists()
-
-
 def test_what_a_peer_has_done_is_shown(run: Path) -> None:
     """The panel, the overview and the metrics read the same status."""
     home = run_folders.issue(run, "p0")
@@ -714,7 +719,9 @@ def test_a_running_mean_is_scored_shown_and_exported(tmp_path: Path, cli: Cli) -
     peer.run()
     status, mean = peer.reporter.status, peer.node.state.more["mean"]
     rows = np.zeros(2, int)
-    both = peer.work.problem.evaluate(torch.cat((peer.node.state.method.x, mean.float())), rows)
+    both = peer.local_problem.problem.evaluate(
+        torch.cat((peer.node.state.method.x, mean.float())), rows
+    )
     assert (status.loss, status.mean_loss) == tuple(map(float, both.loss))
     assert (status.accuracy, status.mean_accuracy) == tuple(map(float, both.metrics["accuracy"]))
     assert status.mean_loss != status.loss
@@ -746,9 +753,9 @@ def test_a_mean_that_is_not_kept_is_not_exported(run: Path, cli: Cli) -> None:
 def test_importance_weighs_the_first_gradient_too() -> None:
     """In round 0, too, a gradient that is computed with probability p counts 1/p times."""
     algorithm = spodgt.method("spod-gt-importance", step_size=0.1)
-    alone = Part({}, {}, frozenset(), frozenset())
+    alone = EpochRole({}, {}, frozenset(), frozenset())
     begun = algorithm, lambda x, k: torch.ones_like(x), torch.zeros(3), True, alone
-    state = begin(*begun, member=Member(0, 2, 0.25))
+    state = initial_state(*begun, member=Member(0, 2, 0.25))
     assert torch.equal(state.method.y, torch.full((1, 3), 4.0, dtype=torch.float64))
 
 
@@ -811,15 +818,15 @@ def named_config(folder: Path, **arguments: Any) -> Experiment:
     return Experiment.parse(tables)
 
 
-def named_work(manifest: Manifest, name: str) -> Work:
-    return Work(name, manifest, capacity({"kind": "bernoulli", "p": 1.0}, 0, 0))
+def named_work(manifest: Manifest, name: str) -> LocalProblem:
+    return LocalProblem(name, manifest, read_capacity({"kind": "bernoulli", "p": 1.0}, 0, 0))
 
 
 def test_peers_hold_the_data_of_their_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     experiment = named_config(tmp_path)
-    assert run_folders.plan(experiment, Deployment()).names == ["north", "south", "east"]
-    made = run_folders.plan(experiment, Deployment(names=["east", "north", "south"]))
+    assert run_folders.plan_manifest(experiment, Deployment()).names == ["north", "south", "east"]
+    made = run_folders.plan_manifest(experiment, Deployment(names=["east", "north", "south"]))
     for name, size in (("north", 9), ("south", 6), ("east", 3)):
         work = named_work(made, name)
         assert isinstance(work.problem, spodgt.Learning)
@@ -827,7 +834,7 @@ def test_peers_hold_the_data_of_their_name(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(
         InvalidInput, match="the data have no client 'west', their clients are 'north'"
     ):
-        run_folders.plan(experiment, Deployment(names=["north", "south", "west"]))
+        run_folders.plan_manifest(experiment, Deployment(names=["north", "south", "west"]))
 
 
 def test_peers_take_names_of_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -836,15 +843,17 @@ def test_peers_take_names_of_the_network(tmp_path: Path, monkeypatch: pytest.Mon
     network = {"kind": "file", "path": "graph.txt"}
     participation = {"kind": "bernoulli", "p": {"north": 0.1, "south": 0.2, "east": 0.3}}
     experiment = Experiment.parse({**CONFIG, "network": network, "participation": participation})
-    assert run_folders.plan(experiment, Deployment()).names == ["east", "north", "south"]
+    assert run_folders.plan_manifest(experiment, Deployment()).names == ["east", "north", "south"]
     names = ["north", "south", "east"]
-    made = run_folders.plan(experiment, Deployment(names=names, addresses=["n:1", "s:1", "e:1"]))
+    made = run_folders.plan_manifest(
+        experiment, Deployment(names=names, addresses=["n:1", "s:1", "e:1"])
+    )
     assert {client.name: client.address for client in made.clients} == dict(
         zip(names, ["n:1", "s:1", "e:1"], strict=True)
     )
     assert ("north", "south") in {(link.sender, link.receiver) for link in made.links}
     with pytest.raises(InvalidInput, match="only the network has 'east', only --names has 'west'"):
-        run_folders.plan(experiment, Deployment(names=["north", "south", "west"]))
+        run_folders.plan_manifest(experiment, Deployment(names=["north", "south", "west"]))
 
 
 @pytest.mark.parametrize("alone", [False, True])
@@ -853,8 +862,8 @@ def test_gradients_of_peers_have_the_weight_of_their_client(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     names = Deployment(names=["north", "south", "east"])
-    made = run_folders.plan(named_config(tmp_path, weights="counts", alone=alone), names)
-    plain = run_folders.plan(named_config(tmp_path, alone=alone), names)
+    made = run_folders.plan_manifest(named_config(tmp_path, weights="counts", alone=alone), names)
+    plain = run_folders.plan_manifest(named_config(tmp_path, alone=alone), names)
     for name, scale in (("north", 1.5), ("south", 1.0), ("east", 0.5)):
         weighted, equal = named_work(made, name), named_work(plain, name)
         x = equal.start()[None]
@@ -863,7 +872,7 @@ def test_gradients_of_peers_have_the_weight_of_their_client(
         with pytest.raises(
             InvalidInput, match="client_weights='samples' needs the samples of all clients"
         ):
-            run_folders.plan(named_config(tmp_path, weights="samples", alone=True), names)
+            run_folders.plan_manifest(named_config(tmp_path, weights="samples", alone=True), names)
 
 
 def test_a_certificate_with_a_damaged_key_is_refused_in_one_sentence(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import torch
 from spodgt.errors import InvalidInput
 from spodgt.peer.host import fault_injection
 from spodgt.peer.storage import state_store as stores
-from spodgt.peer.storage.state_store import Saved, Store, StoreFailed
+from spodgt.peer.storage.state_store import DiskStateStore, StoredState, StoreFailed
 
 
 def vectors(value: float) -> dict[str, torch.Tensor]:
@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("durability", ["power", "process"])
 def test_what_is_committed_comes_back(folder: Path, durability: str) -> None:
-    store = Store(folder, durability=durability)
+    store = DiskStateStore(folder, durability=durability)
     assert store.load() is None
     for k in range(5):
         store.commit(vectors(k) if k % 2 == 0 else {"y": vectors(k)["y"]}, {"k": k})
@@ -51,12 +51,12 @@ def test_what_is_committed_comes_back(folder: Path, durability: str) -> None:
 
 @pytest.mark.parametrize("point", ["vectors written", "before commit", "after commit"])
 def test_kill_9_inside_a_commit_leaves_the_old_or_the_new_state(folder: Path, point: str) -> None:
-    store = Store(folder, durability="process")
+    store = DiskStateStore(folder, durability="process")
     store.commit(vectors(1), {"k": 1})
     store.close()
     child = os.fork()
     if not child:
-        mine = Store(folder, durability="process")
+        mine = DiskStateStore(folder, durability="process")
         mine.load()
         fault_injection.arm(point)
         mine.commit(vectors(2), {"k": 2})
@@ -70,7 +70,7 @@ def test_kill_9_inside_a_commit_leaves_the_old_or_the_new_state(folder: Path, po
 
 def damage(folder: Path, cut: bool) -> None:
     """Spoil the newest slot of y."""
-    store = Store(folder)
+    store = DiskStateStore(folder)
     store.load()
     slot = store.slots["y"]
     at = slot["at"] + slot["slot"] * 8000
@@ -84,12 +84,12 @@ def damage(folder: Path, cut: bool) -> None:
 
 
 def test_a_damaged_slot_costs_one_commit(folder: Path) -> None:
-    store = Store(folder)
+    store = DiskStateStore(folder)
     for k in (1, 2):
         store.commit(vectors(k), {"k": k})
     store.close()
     damage(folder, cut=False)
-    store = Store(folder)
+    store = DiskStateStore(folder)
     loaded = store.load()
     assert loaded is not None
     assert loaded[1] == {"k": 1}
@@ -101,7 +101,7 @@ def test_a_damaged_slot_costs_one_commit(folder: Path) -> None:
 
 
 def test_a_state_that_is_beyond_repair_is_named(folder: Path) -> None:
-    store = Store(folder)
+    store = DiskStateStore(folder)
     store.commit(vectors(1), {"k": 1})
     store.close()
     damage(folder, cut=True)
@@ -112,7 +112,7 @@ def test_a_state_that_is_beyond_repair_is_named(folder: Path) -> None:
 def outcome(folder: Path, states: dict[int, dict[str, torch.Tensor]]) -> str:
     """What loading a damaged directory gives; a state must be one that was committed."""
     try:
-        store = Store(folder, durability="process")
+        store = DiskStateStore(folder, durability="process")
     except StoreFailed:
         return "refused"
     try:
@@ -142,7 +142,7 @@ def flipped(folder: Path, copy: Path, name: str, at: int, bit: int) -> None:
 @pytest.mark.parametrize("every", [97, pytest.param(5, marks=pytest.mark.slow)])
 def test_no_bit_of_a_commit_can_be_wrong_unseen(folder: Path, tmp_path: Path, every: int) -> None:
     """Of 2,946 flips in a database without checksums 114 were taken as good, 6 ended in a traceback."""
-    store = Store(folder, durability="process")
+    store = DiskStateStore(folder, durability="process")
     states = {k: vectors(k) for k in (1, 2, 3)}
     for k, state in states.items():
         store.commit(state, {"k": k, "text": "x" * 500})
@@ -158,12 +158,12 @@ def test_no_bit_of_a_commit_can_be_wrong_unseen(folder: Path, tmp_path: Path, ev
 
 
 def test_lost_commits_are_named(folder: Path) -> None:
-    store = Store(folder, durability="process")
+    store = DiskStateStore(folder, durability="process")
     store.commit(vectors(1), {"k": 1})
     store.close()
     for path in folder.glob("commit.*"):
         path.unlink()
-    store = Store(folder)
+    store = DiskStateStore(folder)
     assert store.load() is None
     assert store.damaged == "vectors.bin holds numbers, but no commit is left"
     store.close()
@@ -171,11 +171,11 @@ def test_lost_commits_are_named(folder: Path) -> None:
 
 @pytest.mark.parametrize("size", [0, 10, 64, 97, 98, 200])
 def test_a_first_commit_that_was_torn_is_no_state(folder: Path, size: int) -> None:
-    store = Store(folder)
+    store = DiskStateStore(folder)
     store.commit(vectors(1), {"k": 1})
     store.close()
     os.truncate(folder / "commit.1", size)
-    store = Store(folder)
+    store = DiskStateStore(folder)
     assert store.load() is None
     assert store.damaged
     store.commit(vectors(2), {"k": 2})
@@ -185,7 +185,7 @@ def test_a_first_commit_that_was_torn_is_no_state(folder: Path, size: int) -> No
 
 @pytest.mark.parametrize("size", [0, 10, 64, 97, 98, 200])
 def test_a_torn_commit_leaves_the_one_before(folder: Path, size: int) -> None:
-    store = Store(folder)
+    store = DiskStateStore(folder)
     for k in (1, 2, 3):
         store.commit(vectors(k), {"k": k})
     store.close()
@@ -194,11 +194,11 @@ def test_a_torn_commit_leaves_the_one_before(folder: Path, size: int) -> None:
 
 
 def test_a_state_that_cannot_be_is_not_taken(folder: Path) -> None:
-    def check(saved: Saved) -> None:
+    def check(saved: StoredState) -> None:
         if saved.meta["k"] == 2:
             raise ValueError("its local audit is 0.18")
 
-    store = Store(folder)
+    store = DiskStateStore(folder)
     for k in (1, 2):
         store.commit(vectors(k), {"k": k})
     loaded = store.load(check)
@@ -223,12 +223,12 @@ def database(folder: Path, states: dict[int, dict[str, object]]) -> None:
 
 def bodies(folder: Path) -> dict[int, dict[str, object]]:
     written = [path.read_bytes() for path in folder.glob("commit.*") if path.stat().st_size]
-    records = [stores._unsealed(content) for content in written]
+    records = [stores._decode_record(content) for content in written]
     return {record.generation: json.loads(record.text) for record in records}
 
 
 def test_a_state_of_the_release_before_is_read_and_converted(folder: Path) -> None:
-    store = Store(folder)
+    store = DiskStateStore(folder)
     for k in (1, 2, 3):
         store.commit(vectors(k), {"k": k})
     store.close()
@@ -236,7 +236,7 @@ def test_a_state_of_the_release_before_is_read_and_converted(folder: Path) -> No
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert stores.read(folder)[1] == {"k": 3}
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-    store = Store(folder)
+    store = DiskStateStore(folder)
     loaded = store.load()
     assert loaded is not None
     assert loaded.meta == {"k": 3}
@@ -249,7 +249,7 @@ def test_a_state_of_the_release_before_is_read_and_converted(folder: Path) -> No
 
 
 def test_a_backup_on_a_read_only_disk_can_be_read(folder: Path, tmp_path: Path) -> None:
-    store = Store(folder, durability="process")
+    store = DiskStateStore(folder, durability="process")
     for k in (1, 2):
         store.commit(vectors(k), {"k": k})
     copy = tmp_path / "backup"
@@ -265,7 +265,7 @@ def test_a_backup_on_a_read_only_disk_can_be_read(folder: Path, tmp_path: Path) 
 
 
 def test_a_running_client_is_read_only_if_asked(folder: Path) -> None:
-    store = Store(folder, durability="process")
+    store = DiskStateStore(folder, durability="process")
     store.commit(vectors(1), {"k": 1})
     with pytest.raises(StoreFailed, match="in use by another process"):
         stores.read(folder)
@@ -282,18 +282,18 @@ def test_systems_without_fallocate_and_fdatasync(
 ) -> None:
     monkeypatch.delattr(os, "posix_fallocate")
     monkeypatch.delattr(os, "fdatasync")
-    store = Store(folder)
+    store = DiskStateStore(folder)
     for k in (1, 2):
         store.commit(vectors(k), {"k": k})
     store.close()
     assert stores.read(folder)[1] == {"k": 2}
     monkeypatch.setattr("spodgt.peer.host.files.CAN_LOCK", False)
     with pytest.raises(StoreFailed, match="run them on Linux or macOS"):
-        Store(folder)
+        DiskStateStore(folder)
 
 
 def test_a_state_is_for_its_owner_only(folder: Path) -> None:
-    store = Store(folder, durability="process")
+    store = DiskStateStore(folder, durability="process")
     store.commit(vectors(1), {"k": 1})
     modes = {path.name: path.stat().st_mode & 0o777 for path in (folder, *folder.iterdir())}
     store.close()
@@ -306,24 +306,24 @@ def test_a_link_in_the_place_of_a_file_is_not_followed(folder: Path, tmp_path: P
     (tmp_path / "mine").write_text("precious")
     (folder / "vectors.bin").symlink_to(tmp_path / "mine")
     with pytest.raises(StoreFailed, match="cannot be used"):
-        Store(folder)
+        DiskStateStore(folder)
     assert (tmp_path / "mine").read_text() == "precious"
 
 
 def test_a_second_process_is_refused(folder: Path) -> None:
-    store = Store(folder)
+    store = DiskStateStore(folder)
     with pytest.raises(StoreFailed, match="in use by another process"):
-        Store(folder)
+        DiskStateStore(folder)
     (folder / "commit.0").unlink()
     with pytest.raises(StoreFailed, match="in use by another process"):
-        Store(folder)
+        DiskStateStore(folder)
     store.close()
-    Store(folder).close()
+    DiskStateStore(folder).close()
 
 
 def test_bad_input_is_one_sentence(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="durability must be power or process, got 'fast'"):
-        Store(folder, durability="fast")
+        DiskStateStore(folder, durability="fast")
     with pytest.raises(InvalidInput, match="holds no peer state"):
         stores.read(tmp_path)
 
@@ -344,7 +344,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_keeps_the_old_state(small_disk: Path) -> None:
-    store = Store(small_disk / "state", durability="process")
+    store = DiskStateStore(small_disk / "state", durability="process")
     store.commit(vectors(1), {"k": 1})
     (small_disk / "filler").write_bytes(bytes(max(0, shutil.disk_usage(small_disk).free - 4096)))
 
@@ -361,17 +361,17 @@ def test_a_full_disk_keeps_the_old_state(small_disk: Path) -> None:
 
 
 def test_a_read_only_disk_is_named(small_disk: Path) -> None:
-    store = Store(small_disk / "state", durability="process")
+    store = DiskStateStore(small_disk / "state", durability="process")
     store.commit(vectors(1), {"k": 1})
     store.close()
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     with pytest.raises(StoreFailed, match=r"read-only|readonly"):
-        Store(small_disk / "state")
+        DiskStateStore(small_disk / "state")
 
 
 def test_spoilt_text_of_the_database_is_damage_and_no_traceback(tmp_path: Path) -> None:
     """sqlite quotes the text in its error, which Python cannot decode then."""
-    with contextlib.closing(Store(tmp_path, durability="process")) as disk:
+    with contextlib.closing(DiskStateStore(tmp_path, durability="process")) as disk:
         disk.commit({"x": torch.ones(3)}, {"k": 1})
     database(tmp_path, bodies(tmp_path))
     data = bytearray((tmp_path / "state.db").read_bytes())
@@ -380,4 +380,4 @@ def test_spoilt_text_of_the_database_is_damage_and_no_traceback(tmp_path: Path) 
     with pytest.raises(StoreFailed, match=r"state\.db cannot be read"):
         stores.read(tmp_path)
     with pytest.raises(StoreFailed, match=r"state\.db cannot be read"):
-        Store(tmp_path, durability="process")
+        DiskStateStore(tmp_path, durability="process")

@@ -13,12 +13,13 @@ import grpc
 import pytest
 import torch
 
+from spodgt.peer.host.events import Notify, describe
 from spodgt.peer.membership import certificates
 from spodgt.peer.membership.certificates import Identity
 from spodgt.peer.protocol.running_sums import Ack, Incarnation, Message
 from spodgt.peer.transport import wire_format
 from spodgt.peer.transport import wire_pb2 as pb
-from spodgt.peer.transport.connection import Local
+from spodgt.peer.transport.connection import LocalClient
 from spodgt.peer.transport.grpc_wire import SERVICE, GrpcServer, secure_channel
 from spodgt.peer.transport.links import Transport
 
@@ -46,6 +47,15 @@ def message(
     return made._replace(**changes)
 
 
+def recorder(events: list[tuple[str, str]]) -> Notify:
+    """Appends the kind and the whole text of each event."""
+
+    def notify(kind: str, text: str, subject: str = "") -> None:
+        events.append((kind, describe(text, subject)))
+
+    return notify
+
+
 class Server:
     """Client b, which only listens; link a → b is in its manifest."""
 
@@ -53,11 +63,11 @@ class Server:
         self.heard: list[tuple[str, Any]] = []
         self.events: list[tuple[str, str]] = []
         self.transport = Transport(
-            Local(
+            LocalClient(
                 context("b", n),
                 person or who("b"),
                 lambda s, f: self.heard.append((s, f)),
-                lambda k, t: self.events.append((k, t)),
+                recorder(self.events),
             )
         )
 
@@ -109,7 +119,7 @@ def test_messages_and_acks_arrive_and_only_the_newest_is_kept() -> None:
         async with Server(n) as server:
             acks: list[Any] = []
             transport = Transport(
-                Local(context("a", n), who("a"), lambda s, f: acks.append(f), lambda *_: None)
+                LocalClient(context("a", n), who("a"), lambda s, f: acks.append(f), lambda *_: None)
             )
             await transport.start("127.0.0.1:0", {"b": server.address}, {})
             for number in range(1, 50):
@@ -136,7 +146,7 @@ class Pair:
         self.server = server
         self.acks: list[Any] = []
         self.sender = Transport(
-            Local(own, who("a"), lambda s, f: self.acks.append(f), lambda *_: None)
+            LocalClient(own, who("a"), lambda s, f: self.acks.append(f), lambda *_: None)
         )
 
     async def __aenter__(self) -> Pair:
@@ -378,7 +388,7 @@ def test_the_cause_of_a_dead_link_is_named() -> None:
     past = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=3)
 
     async def why(person: Identity, address: str) -> str:
-        transport = Transport(Local(context("a"), person, lambda *_: None, lambda *_: None))
+        transport = Transport(LocalClient(context("a"), person, lambda *_: None, lambda *_: None))
         await transport.start("127.0.0.1:0", {"b": address}, {})
         while transport.out["b"].traffic.state != "down":
             await asyncio.sleep(0.05)
@@ -402,14 +412,16 @@ def test_the_receiver_dials_and_the_sender_needs_no_way_to_it() -> None:
         acks: list[Any] = []
         events: list[tuple[str, str]] = []
         sender = Transport(
-            Local(context("a"), who("a"), lambda s, f: acks.append(f), lambda *_: None)
+            LocalClient(context("a"), who("a"), lambda s, f: acks.append(f), lambda *_: None)
         )
         port = await sender.start("127.0.0.1:0", {"b": ""}, {})
         sender.send_latest("b", message(1))
         await asyncio.sleep(0.1)
-        assert "b dials, and has not come yet" in sender.out["b"].traffic.why
-        tell = lambda k, t: events.append((k, t))  # noqa: E731
-        receiver = Transport(Local(context("b"), who("b"), lambda s, f: heard.append((s, f)), tell))
+        assert "waiting for b to connect" in sender.out["b"].traffic.why
+        tell = recorder(events)
+        receiver = Transport(
+            LocalClient(context("b"), who("b"), lambda s, f: heard.append((s, f)), tell)
+        )
         await receiver.start("", {}, {"a": f"127.0.0.1:{port}"})
         assert receiver.address == ""
         while not heard:
@@ -423,7 +435,9 @@ def test_the_receiver_dials_and_the_sender_needs_no_way_to_it() -> None:
         await receiver.stop()
         while sender.out["b"].traffic.state != "down":
             await asyncio.sleep(0.02)
-        again = Transport(Local(context("b"), who("b"), lambda s, f: heard.append((s, f)), tell))
+        again = Transport(
+            LocalClient(context("b"), who("b"), lambda s, f: heard.append((s, f)), tell)
+        )
         await again.start("", {}, {"a": f"127.0.0.1:{port}"})
         sender.send_latest("b", message(2))
         while heard[-1][1].number < 2:
@@ -432,7 +446,7 @@ def test_the_receiver_dials_and_the_sender_needs_no_way_to_it() -> None:
         again.send_ack("a", Ack(0, 2, Incarnation(2, 9), Incarnation(1, 7)))
         while sender.out["b"].traffic.state != "up":
             await asyncio.sleep(0.02)
-        copy = Transport(Local(context("b"), who("b"), lambda *_: None, tell))
+        copy = Transport(LocalClient(context("b"), who("b"), lambda *_: None, tell))
         await copy.start("", {}, {"a": f"127.0.0.1:{port}"})
         while "another process uses its name" not in copy.into["a"].why:
             await asyncio.sleep(0.02)
@@ -446,10 +460,12 @@ def test_who_may_fetch() -> None:
     """Only the receiver of a link that the receiver dials."""
 
     async def work() -> None:
-        sender = Transport(Local(context("a"), who("a"), lambda *_: None, lambda *_: None))
+        sender = Transport(LocalClient(context("a"), who("a"), lambda *_: None, lambda *_: None))
         port = await sender.start("127.0.0.1:0", {"b": "127.0.0.1:9", "c": ""}, {})
         for name, allowed in (("b", False), ("z", False), ("c", True)):
-            receiver = Transport(Local(context(name), who(name), lambda *_: None, lambda *_: None))
+            receiver = Transport(
+                LocalClient(context(name), who(name), lambda *_: None, lambda *_: None)
+            )
             await receiver.start("", {}, {"a": f"127.0.0.1:{port}"})
             refused = f"link a → {name} is not in the manifest"
             if allowed:
@@ -478,9 +494,11 @@ def test_two_versions_use_the_highest_protocol_that_both_speak(
         acks: list[Any] = []
         new = replace(context("b"), protocols=theirs, version="0.2")
         old = replace(context("a"), protocols=ours, version="0.1")
-        receiver = Transport(Local(new, who("b"), lambda s, f: heard.append(f), lambda *_: None))
+        receiver = Transport(
+            LocalClient(new, who("b"), lambda s, f: heard.append(f), lambda *_: None)
+        )
         port = await receiver.start("127.0.0.1:0", {}, {"a": ""})
-        sender = Transport(Local(old, who("a"), lambda s, f: acks.append(f), lambda *_: None))
+        sender = Transport(LocalClient(old, who("a"), lambda s, f: acks.append(f), lambda *_: None))
         await sender.start("", {"b": f"127.0.0.1:{port}"}, {})
         sender.send_latest("b", message(1))
         while not heard:
@@ -500,11 +518,9 @@ def test_versions_too_far_apart_are_refused_and_named() -> None:
     async def work() -> None:
         events: list[tuple[str, str]] = []
         new = replace(context("b"), protocols=(3, 4), version="0.3")
-        receiver = Transport(
-            Local(new, who("b"), lambda *_: None, lambda k, t: events.append((k, t)))
-        )
+        receiver = Transport(LocalClient(new, who("b"), lambda *_: None, recorder(events)))
         port = await receiver.start("127.0.0.1:0", {}, {"a": ""})
-        sender = Transport(Local(context("a"), who("a"), lambda *_: None, lambda *_: None))
+        sender = Transport(LocalClient(context("a"), who("a"), lambda *_: None, lambda *_: None))
         await sender.start("", {"b": f"127.0.0.1:{port}"}, {})
         both = "a speaks protocol 1 and 2 (spodgt 0.1), we speak 3 and 4 (spodgt 0.3)"
         why = f"{both}; use neighbouring versions"
@@ -524,7 +540,7 @@ def test_a_renewed_certificate_is_used_without_a_restart() -> None:
     async def work() -> None:
         async with Server(person=who("b", days=short)) as server:
             transport = Transport(
-                Local(context("a"), who("a", days=short), lambda *_: None, lambda *_: None)
+                LocalClient(context("a"), who("a", days=short), lambda *_: None, lambda *_: None)
             )
             await asyncio.sleep(1.6)
             await transport.start("", {"b": server.address}, {})
@@ -573,7 +589,7 @@ def test_an_open_stream_ends_with_a_certificate_and_is_opened_anew(
         }
         sides = {
             name: Transport(
-                Local(
+                LocalClient(
                     context(name),
                     people[name],
                     lambda s, f: heard.append(f),
@@ -625,7 +641,9 @@ def test_a_connection_of_before_its_certificate_ended_opens_no_stream() -> None:
 def test_a_neighbour_that_moves_is_followed() -> None:
     async def work() -> None:
         async with Server() as server:
-            transport = Transport(Local(context("a"), who("a"), lambda *_: None, lambda *_: None))
+            transport = Transport(
+                LocalClient(context("a"), who("a"), lambda *_: None, lambda *_: None)
+            )
             await transport.start("", {"b": "127.0.0.1:9"}, {})
             transport.relink({"b": server.address}, {})
             transport.send_latest("b", message(1))

@@ -35,10 +35,12 @@ LATER = ("crew", "heard_at", "more")  # numbers that the first states did not ha
 def rewrite(home: Path, number: int) -> None:
     """Make the commits of a stopped client those of another format."""
     for path in (home / "state").glob("commit.*"):
-        record = state_store._unsealed(path.read_bytes())
+        record = state_store._decode_record(path.read_bytes())
         body: dict[str, Any] = json.loads(record.text)
         body["format"] = number
-        path.write_bytes(state_store._sealed(record._replace(text=json.dumps(body).encode())))
+        path.write_bytes(
+            state_store._encode_record(record._replace(text=json.dumps(body).encode()))
+        )
 
 
 def as_release_0_2(home: Path) -> None:

@@ -27,13 +27,16 @@ from spodgt.peer.membership import certificates, manifest_changes, run_folders
 from spodgt.peer.membership.certificates import Identity
 from spodgt.peer.membership.run_folders import create
 from spodgt.peer.monitoring.console import JsonLines, serve_metrics
+from spodgt.peer.monitoring.findings import FirstFlag, find_problems, first_flags, link_states
 from spodgt.peer.monitoring.report_validation import check_events, check_status
-from spodgt.peer.monitoring.watch import Named, Page, Watched, first_named, judge, links_of
+from spodgt.peer.monitoring.watch_server import WatchServer
+from spodgt.peer.monitoring.watched_run import WatchedRun
 from spodgt.peer.options import Deployment, Options
+from spodgt.peer.process.journal import Journal
 from spodgt.peer.process.main import Peer
-from spodgt.peer.process.status import Journal, Status
+from spodgt.peer.process.status import Status
 from spodgt.peer.transport import wire_format
-from spodgt.peer.transport.connection import Local
+from spodgt.peer.transport.connection import LocalClient
 from spodgt.peer.transport.links import Transport
 from tests.peer.test_peer_setup import CONFIG
 from tests.report.test_report import BROWSER, FLAGS
@@ -94,11 +97,11 @@ def see(rows: dict[str, Any], name: str, about: str, way: str = "from", **change
 
 
 def kinds(*found: Any) -> list[tuple[str, str, str]]:
-    return [(each.level, each.client, each.kind) for each in judge(*found)]
+    return [(each.level, each.client, each.kind) for each in find_problems(*found)]
 
 
 def test_all_is_well() -> None:
-    assert judge(*world(), None, {}) == []
+    assert find_problems(*world(), None, {}) == []
 
 
 def test_a_client_that_does_not_report_is_silent_and_its_neighbours_are_not_blamed() -> None:
@@ -106,10 +109,10 @@ def test_a_client_that_does_not_report_is_silent_and_its_neighbours_are_not_blam
     ages["p3"] = 42.0
     for name in ("p4", "p0"):
         see(rows, name, "p3", state="down", silent=41.0)
-    (only,) = judge(rows, ages, None, {})
+    (only,) = find_problems(rows, ages, None, {})
     assert (only.level, only.client, only.kind) == ("bad", "p3", "silent")
     assert only.text.startswith(
-        "p3 is silent: no report for 42 s; p0, p4 hear nothing from it; the others'"
+        "p3 is silent: no report for 42 s; p0, p4 receive nothing from it; the others'"
     )
 
 
@@ -126,12 +129,12 @@ def test_a_client_that_has_made_all_its_rounds_is_not_silent() -> None:
     ages["p3"] = 42.0
     for name in ("p4", "p0"):
         see(rows, name, "p3", state="down", silent=41.0, has_ended=True)
-    assert judge(rows, ages, None, {}) == []
+    assert find_problems(rows, ages, None, {}) == []
     # its last report was not received: most of its neighbours must report its end
     rows["p3"]["has_ended"] = False
     for name in ("p1", "p2"):
         see(rows, name, "p3", way="to", has_ended=True)
-    assert judge(rows, ages, None, {}) == []
+    assert find_problems(rows, ages, None, {}) == []
     for name in ("p1", "p2", "p4"):
         for neighbour in rows[name]["neighbours"]:
             neighbour["has_ended"] = False
@@ -152,38 +155,42 @@ def test_who_was_named_first_sends_huge_numbers() -> None:
         see(rows, name, "p1", flags=40)
     for name in ("p3", "p4"):
         see(rows, name, "p2", flags=90)
-    first = {"p1": Named(10.0, "model: 1e9 times the median"), "p2": Named(10.1, "model: …")}
-    found = judge(rows, ages, None, first)
+    first = {
+        "p1": FirstFlag(10.0, "model: 1e9 times the median"),
+        "p2": FirstFlag(10.1, "model: …"),
+    }
+    found = find_problems(rows, ages, None, first)
     assert [(f.level, f.client, f.kind) for f in found] == [
         ("bad", "p1", "huge"),
         ("warn", "p2", "infected"),
     ]
     said = (
-        "p1 sends huge numbers, say p2, p3 (model: 1e9 times the median): spodgt peer quarantine p1"
+        "p1 sends huge numbers according to p2, p3 (model: 1e9 times the median): "
+        "spodgt peer quarantine p1"
     )
     assert found[0].text == said
     told = [
-        {"time": 5.0, "event": "suspicious", "text": "p1: later"},
+        {"time": 5.0, "event": "suspicious", "text": "p1: later", "subject": "p1"},
         {"time": 2.0, "event": "link up"},
     ]
-    told.append({"time": 4.0, "event": "suspicious", "text": "p1: sooner"})
-    assert first_named(told) == {"p1": Named(4.0, "sooner")}
+    told.append({"time": 4.0, "event": "suspicious", "text": "p1: sooner", "subject": "p1"})
+    assert first_flags(told) == {"p1": FirstFlag(4.0, "sooner")}
 
 
 def test_one_report_is_not_enough_to_advise_a_quarantine() -> None:
     rows, ages = world()
     see(rows, "p2", "p1", flags=9)
-    first = {"p1": Named(5.0, "model: 1e29 times the median")}
-    (only,) = judge(rows, ages, None, first)
+    first = {"p1": FirstFlag(5.0, "model: 1e29 times the median")}
+    (only,) = find_problems(rows, ages, None, first)
     assert (only.level, only.client, only.kind) == ("warn", "p1", "accused")
     assert "quarantine" not in only.text
     assert "p2" in only.text
     ages["p3"] = (
         60.0  # the only other one that hears p1 does not report: who is right cannot be told
     )
-    (huge,) = [each for each in judge(rows, ages, None, first) if each.client == "p1"]
+    (huge,) = [each for each in find_problems(rows, ages, None, first) if each.client == "p1"]
     assert huge.level == "bad"
-    assert "look at both, nobody else hears it" in huge.text
+    assert "look at both, it has no other receiver" in huge.text
 
 
 def test_all_models_that_diverged_are_named() -> None:
@@ -236,14 +243,14 @@ def test_a_report_keeps_what_is_known_and_drops_the_rest() -> None:
     assert "version" not in found
     assert found["root"] == "p1?[2J"
     assert found["loss"] is None
-    assert judge({"p0": found}, {"p0": 0.1}, None, {}) != []
+    assert find_problems({"p0": found}, {"p0": 0.1}, None, {}) != []
     whole = check_status(row("p0"))
     assert whole == {
         **row("p0", time=whole["time"]),
         "warnings": [],
         "neighbours": whole["neighbours"],
     }
-    assert links_of({"p0": whole}, {"p0": 0.1}, None)
+    assert link_states({"p0": whole}, {"p0": 0.1}, None)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +276,7 @@ def test_what_is_named(change: dict[str, Any], level: str, kind: str) -> None:
 def test_a_link_is_up_if_both_ends_say_so() -> None:
     rows, ages = world()
     see(rows, "p1", "p0", state="down", why="nobody listens")
-    made = {(link["sender"], link["receiver"]): link for link in links_of(rows, ages, None)}
+    made = {(link["sender"], link["receiver"]): link for link in link_states(rows, ages, None)}
     assert len(made) == 10
     assert made["p0", "p1"]["state"] == "down"
     assert made["p0", "p1"]["why"] == "nobody listens"
@@ -295,7 +302,7 @@ def run(tmp_path: Path) -> Path:
         body = row(name, neighbours=near, time=now, loss=1e300 if name == "p0" else 0.3)
         (home / "status.json").write_text(json.dumps(body))
         text = "p1: model: its distance from ours is 1e+22, 1e+24 times the median"
-        told = {"time": now - 5, "event": "suspicious", "text": text}
+        told = {"time": now - 5, "event": "suspicious", "text": text, "subject": "p1"}
         lines = [json.dumps(told), '{"time": 1, "event": "status"}', '{"half', "7"]
         (home / "log.jsonl").write_text("\n".join(lines))
     os.utime(run / "p3" / "status.json", (now - 60, now - 60))
@@ -304,8 +311,8 @@ def run(tmp_path: Path) -> Path:
 
 def test_folders_are_read_and_the_two_culprits_are_named(run: Path) -> None:
     for places in ([str(run)], [str(run / name) for name in NAMES]):
-        watched = Watched(places)
-        watched.look()
+        watched = WatchedRun(places)
+        watched.poll()
         view = watched.view()
         bad = {(f["client"], f["kind"]) for f in view["findings"] if f["level"] == "bad"}
         assert bad == {("p1", "huge"), ("p3", "silent")}
@@ -313,21 +320,21 @@ def test_folders_are_read_and_the_two_culprits_are_named(run: Path) -> None:
         assert levels == {"p0": "good", "p1": "bad", "p2": "good", "p3": "bad", "p4": "good"}
         assert all(event["event"] == "suspicious" for event in view["events"])
     with pytest.raises(InvalidInput, match="no client was found"):
-        Watched([str(run.parent)])
+        WatchedRun([str(run.parent)])
     with pytest.raises(
         InvalidInput, match=r"10\.0\.0\.1:7 must be asked over the network; give --identity"
     ):
-        Watched(["10.0.0.1:7"])
+        WatchedRun(["10.0.0.1:7"])
     with pytest.raises(
         InvalidInput, match=r"'10\.0\.0\.1:7' is no folder and no address of the manifest"
     ):
-        Watched(["10.0.0.1:7"], run / "p0")
+        WatchedRun(["10.0.0.1:7"], run / "p0")
 
 
 @contextmanager
-def served(watched: Watched, bind: str = "127.0.0.1") -> Iterator[Page]:
-    watched.look()
-    page = Page(watched, bind, 0, 0.2)
+def served(watched: WatchedRun, bind: str = "127.0.0.1") -> Iterator[WatchServer]:
+    watched.poll()
+    page = WatchServer(watched, bind, 0, 0.2)
     threading.Thread(target=page.run, daemon=True).start()
     yield page
     page.shutdown()
@@ -336,7 +343,7 @@ def served(watched: Watched, bind: str = "127.0.0.1") -> Iterator[Page]:
 
 @pytest.mark.network
 def test_the_server_gives_its_page_to_this_host_alone(run: Path) -> None:
-    with served(Watched([str(run)])) as page:
+    with served(WatchedRun([str(run)])) as page:
         root = f"http://127.0.0.1:{page.server_port}"
         with urllib.request.urlopen(f"{root}/data.json") as answer:
             view = json.loads(answer.read(), parse_constant=pytest.fail)
@@ -347,7 +354,7 @@ def test_the_server_gives_its_page_to_this_host_alone(run: Path) -> None:
             with pytest.raises(urllib.error.HTTPError, match=str(code)):
                 urllib.request.urlopen(request)
         with pytest.raises(Failed, match="cannot be served at"):
-            Page(Watched([str(run)]), "127.0.0.1", page.server_port)
+            WatchServer(WatchedRun([str(run)]), "127.0.0.1", page.server_port)
 
 
 @pytest.mark.network
@@ -357,7 +364,7 @@ def test_a_browser_shows_who_is_silent_and_who_sends_huge_numbers(
 ) -> None:
     if BROWSER is None:
         pytest.skip("no Chromium here: install chromium to test the page in a browser")
-    with served(Watched([str(run)])) as page:
+    with served(WatchedRun([str(run)])) as page:
         line = [
             BROWSER,
             *FLAGS,
@@ -392,15 +399,15 @@ def test_a_browser_shows_who_is_silent_and_who_sends_huge_numbers(
 def test_the_page_follows_the_manifest(run: Path) -> None:
     """A client that joins is watched, and red until it reports; one that leaves is not missed."""
     for places in ([str(run)], [str(run / name) for name in NAMES]):
-        watched = Watched(places)
-        watched.look()
+        watched = WatchedRun(places)
+        watched.poll()
         before = run_folders.load(run).version
         name = f"late{before}"
         links: dict[tuple[str, str], dict[str, object]] = {(name, "p0"): {}, ("p0", name): {}}
         room = replace(run_folders.load(run), divided_into=9)
-        made = manifest_changes.joined(room, name, address="127.0.0.1:9", links=links)
+        made = manifest_changes.add_client(room, name, address="127.0.0.1:9", links=links)
         run_folders.publish(run, made)
-        watched.look()
+        watched.poll()
         view = watched.view()
         assert view["version"] == before + 1
         assert name in [client["name"] for client in view["clients"]]
@@ -408,17 +415,17 @@ def test_the_page_follows_the_manifest(run: Path) -> None:
         assert (unseen["level"], unseen["kind"]) == ("bad", "unseen")
         home = run_folders.issue(run, name)
         (home / "status.json").write_text(json.dumps(row(name, neighbours=[])))
-        again = Watched([*places, str(home)]) if len(places) > 1 else watched
-        again.look()
+        again = WatchedRun([*places, str(home)]) if len(places) > 1 else watched
+        again.poll()
         assert not [each for each in again.view()["findings"] if each["kind"] == "unseen"]
         run_folders.remove(run, name)
-        watched.look()
+        watched.poll()
         assert name not in [client["name"] for client in watched.view()["clients"]]
 
 
 def test_members_that_are_not_watched_are_named(run: Path) -> None:
-    watched = Watched([str(run / "p0")])
-    watched.look()
+    watched = WatchedRun([str(run / "p0")])
+    watched.poll()
     (only,) = [each for each in watched.view()["findings"] if each["kind"] == "unwatched"]
     assert only["text"].startswith("p1, p2, p3, p4: members that are not watched")
 
@@ -427,7 +434,7 @@ def test_members_that_are_not_watched_are_named(run: Path) -> None:
 def test_a_report_that_is_too_large_or_too_slow_delays_no_other(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spodgt.peer.monitoring.watch.SECONDS", 0.5)
+    monkeypatch.setattr("spodgt.peer.monitoring.watched_run.SECONDS", 0.5)
     asked = []
 
     async def answer(what: str, own: Any, address: str, name: str, limit: int) -> bytes:
@@ -436,11 +443,11 @@ def test_a_report_that_is_too_large_or_too_slow_delays_no_other(
             await asyncio.sleep(3600)
         return json.dumps({"status": row(name), "events": [] if name != "p1" else 7}).encode()
 
-    monkeypatch.setattr("spodgt.peer.monitoring.watch.fetch", answer)
+    monkeypatch.setattr("spodgt.peer.monitoring.watched_run.fetch", answer)
     for name in NAMES:
         shutil.rmtree(run / name)
-    watched = Watched([str(run)])
-    watched.look()
+    watched = WatchedRun([str(run)])
+    watched.poll()
     view = watched.view()
     assert set(asked) == {2**20}
     assert [client["name"] for client in view["clients"] if "k" in client] == ["p2", "p3", "p4"]
@@ -457,7 +464,7 @@ def test_clients_elsewhere_are_asked_over_mutual_tls(run: Path) -> None:
     body = json.dumps({"status": row("p0", k=777), "events": []}).encode()
     context = wire_format.Context(manifest.run, b"\1" * 32, 3, "p0")
     transport = Transport(
-        Local(context, own, lambda *_: None, lambda *_: None),
+        LocalClient(context, own, lambda *_: None, lambda *_: None),
         status=lambda name: body if name in (*manifest.names, certificates.OBSERVER) else None,
     )
     shutil.rmtree(run / "p0")
@@ -476,14 +483,14 @@ def test_clients_elsewhere_are_asked_over_mutual_tls(run: Path) -> None:
     try:
         assert ready.wait(20)
         for places, asker in (([str(run)], None), ([address], run / "p2"), ([address], run)):
-            watched = Watched(places, asker)
-            watched.look()
+            watched = WatchedRun(places, asker)
+            watched.poll()
             assert {c["name"]: c.get("k") for c in watched.view()["clients"]}["p0"] == 777
         other = create(run.parent / "other", Experiment.parse(CONFIG))
         assert other.run != manifest.run
-        stranger = Watched([address], run)
-        stranger.identity = run_folders.observer(run.parent / "other")
-        stranger.look()
+        stranger = WatchedRun([address], run)
+        stranger.identity = run_folders.observer_identity(run.parent / "other")
+        stranger.poll()
         only, unwatched = stranger.view()["findings"]
         assert unwatched["kind"] == "unwatched"
         assert only["kind"] == "unseen"
@@ -496,14 +503,14 @@ def test_clients_elsewhere_are_asked_over_mutual_tls(run: Path) -> None:
 def test_a_peer_tells_its_status_to_members_and_observers(run: Path) -> None:
     peer = Peer(run / "p0", "p0", Options(durability="process"))
     for name in ("p1", "observer"):
-        told = peer._told(name)
+        told = peer._report_for(name)
         assert told is not None
         assert json.loads(told)["status"]["name"] == "p0"
-    assert peer._told("p9") is None
+    assert peer._report_for("p9") is None
     peer.store.close()
     home = run_folders.issue(run, "observer", days=2)
-    assert run_folders.observer(home).name == "observer"
-    assert manifest_changes.without(run_folders.load(run), "p4").version == 2
+    assert run_folders.observer_identity(home).name == "observer"
+    assert manifest_changes.remove_client(run_folders.load(run), "p4").version == 2
 
 
 # --- deployment ---------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ def message(n: int = N) -> Message:
 @pytest.mark.parametrize("n", [1, N, wire_format.CHUNK // 8, wire_format.CHUNK // 8 + 1, 700_001])
 def test_a_message_survives_the_wire(n: int) -> None:
     a, b = (wire_format.Context("run", b"\1" * 32, n, name) for name in "ab")
-    sent, assembler = message(n), wire_format.Assembler(b, "a")
+    sent, assembler = message(n), wire_format.MessageAssembler(b, "a")
     got = [assembler.add(chunk) for chunk in wire_format.pack(a, "b", sent, 5)]
     assert got[:-1] == [None] * (len(got) - 1)
     assert isinstance(got[-1], Message)
@@ -41,15 +41,15 @@ def test_a_message_survives_the_wire(n: int) -> None:
 
 @pytest.mark.parametrize("n", [1, N, 7850, 3 * wire_format.CHUNK])
 def test_a_short_message_survives_the_wire(n: int) -> None:
-    a, b = (wire_format.Context("run", b"\1" * 32, n, name, short=True) for name in "ab")
-    sent, assembler = message(n), wire_format.Assembler(b, "a")
+    a, b = (wire_format.Context("run", b"\1" * 32, n, name, quantized=True) for name in "ab")
+    sent, assembler = message(n), wire_format.MessageAssembler(b, "a")
     sent = sent._replace(total=Int8Codec().quantize(sent.total[None])[0])
     chunks = list(wire_format.pack(a, "b", sent, 5))
     got = [assembler.add(chunk) for chunk in chunks][-1]
     assert isinstance(got, Message)
     assert torch.equal(got.total, sent.total)
-    assert got.half is not None
-    assert ((got.x - sent.x).abs() <= got.half).all()
+    assert got.half_width is not None
+    assert ((got.x - sent.x).abs() <= got.half_width).all()
     whole = wire_format.pack(wire_format.Context("run", b"\1" * 32, n, "a"), "b", sent, 5)
     if n >= 7850:
         assert sum(map(len, chunks)) <= 0.27 * sum(map(len, whole))
@@ -58,12 +58,12 @@ def test_a_short_message_survives_the_wire(n: int) -> None:
 def test_short_and_whole_messages_are_not_taken_for_each_other() -> None:
     for ours, theirs in ((True, False), (False, True)):
         a, b = (
-            wire_format.Context("run", b"", N, "a", short=theirs),
-            wire_format.Context("run", b"", N, "b", short=ours),
+            wire_format.Context("run", b"", N, "a", quantized=theirs),
+            wire_format.Context("run", b"", N, "b", quantized=ours),
         )
         (chunk,) = wire_format.pack(a, "b", message(), 5)
         with pytest.raises(Refused, match=r"the layout differs: 40 (int8|float32) parameters"):
-            wire_format.Assembler(b, "a").add(chunk)
+            wire_format.MessageAssembler(b, "a").add(chunk)
 
 
 @pytest.mark.parametrize("root", [NO_ROOT, 0, 7])
@@ -71,7 +71,7 @@ def test_a_root_survives_the_wire(root: int) -> None:
     ack = Ack(2**40, 9, Incarnation(1, 2**62), Incarnation(4, 5), root)
     assert wire_format.unpack_ack(CONTEXT, wire_format.pack_ack(CONTEXT, ack)) == ack
     (chunk,) = wire_format.pack(CONTEXT, "b", message()._replace(root=root), 1)
-    got = wire_format.Assembler(RECEIVER, "a").add(chunk)
+    got = wire_format.MessageAssembler(RECEIVER, "a").add(chunk)
     assert isinstance(got, Message)
     assert got.root == root
 
@@ -92,15 +92,17 @@ def test_a_root_that_clients_have_changed_is_refused(
     (chunk,) = wire_format.pack(CONTEXT, "b", message(), 1)
     packed = wire_format.pack_ack(CONTEXT, Ack(1, 1, Incarnation(1, 7), Incarnation(2, 8)))
     with pytest.raises(Refused, match="only the manifest changes it"):
-        wire_format.Assembler(RECEIVER, "a").add(chunk)
+        wire_format.MessageAssembler(RECEIVER, "a").add(chunk)
     with pytest.raises(Refused, match="only the manifest changes it"):
         wire_format.unpack_ack(RECEIVER, packed)
 
 
-@pytest.mark.parametrize("short", [False, True])
-def test_a_repeated_header_stands_for_the_message_before_it(short: bool) -> None:
-    a, b = (wire_format.Context("run", b"\1" * 32, 700_001, name, short=short) for name in "ab")
-    assembler = wire_format.Assembler(b, "a")
+@pytest.mark.parametrize("quantized", [False, True])
+def test_a_repeated_header_stands_for_the_message_before_it(quantized: bool) -> None:
+    a, b = (
+        wire_format.Context("run", b"\1" * 32, 700_001, name, quantized=quantized) for name in "ab"
+    )
+    assembler = wire_format.MessageAssembler(b, "a")
     sent = message(700_001)
     whole = [assembler.add(chunk) for chunk in wire_format.pack(a, "b", sent, 1)][-1]
     assert isinstance(whole, Message)
@@ -108,25 +110,25 @@ def test_a_repeated_header_stands_for_the_message_before_it(short: bool) -> None
     frame = wire_format.pack_repeat(a, "b", later, 2)
     assert len(frame) < 300
     got = assembler.add(frame)
-    assert isinstance(got, wire_format.Repeat)
+    assert isinstance(got, wire_format.RepeatedHeader)
     assert got.message is not None
     assert got.message[:6] == later[:6]
     assert torch.equal(got.message.x, whole.x)
     assert torch.equal(got.message.total, whole.total)
     for other in ({"number": 10}, {"epoch": 4}, {"base": 3}, {"sender": Incarnation(1, 8)}):
         got = assembler.add(wire_format.pack_repeat(a, "b", later._replace(**other), 3))
-        assert isinstance(got, wire_format.Repeat)
+        assert isinstance(got, wire_format.RepeatedHeader)
         assert got.message is None
 
 
 def test_a_repeated_header_is_checked_like_any_other() -> None:
     for other in ({"run": "x"}, {"name": "c"}, {"layout": b"\2" * 32}):
         with pytest.raises(Refused):
-            wire_format.Assembler(RECEIVER, "a").add(
+            wire_format.MessageAssembler(RECEIVER, "a").add(
                 wire_format.pack_repeat(replace(CONTEXT, **other), "b", message(), 1)
             )
     with pytest.raises(Refused, match="does not follow"):  # protocol 1 has no such frames
-        wire_format.Assembler(RECEIVER, "a").add(
+        wire_format.MessageAssembler(RECEIVER, "a").add(
             wire_format.pack_repeat(replace(CONTEXT, protocols=(1,)), "b", message(), 1)
         )
 
@@ -170,14 +172,14 @@ def fuzz(count: int, seed: int) -> dict[str, int]:
         for i in range(5)
     ]
     assembler, tally = (
-        wire_format.Assembler(RECEIVER, "a"),
+        wire_format.MessageAssembler(RECEIVER, "a"),
         {"refused": 0, "message": 0, "part": 0, "ack": 0},
     )
     for n in range(count):
         try:
             if n % 4:
                 got: Any = assembler.add(mutated(good, draw))
-                if isinstance(got, wire_format.Repeat):
+                if isinstance(got, wire_format.RepeatedHeader):
                     got = got.message
                 tally["part" if got is None else "message"] += 1
                 if got is not None:

@@ -10,16 +10,17 @@ import torch
 
 import spodgt
 from spodgt.network import Network
+from spodgt.peer.host.events import describe
 from spodgt.peer.protocol.audit import Audit, audit
-from spodgt.peer.protocol.client_state import Member, begin, meta_of, state_from, vectors_of
-from spodgt.peer.protocol.epoch_limit import FollowedEpochs
-from spodgt.peer.protocol.epoch_topology import Seats
+from spodgt.peer.protocol.client_state import Member, initial_state, meta_of, state_from, vectors_of
+from spodgt.peer.protocol.epoch_limit import EpochRateLimiter
+from spodgt.peer.protocol.epoch_topology import EpochTopology
 from spodgt.peer.protocol.node import Node
 from spodgt.peer.protocol.running_sums import Ack, Incarnation, Message
 from spodgt.peer.transport import wire_format
 
 
-class MemoryVault:
+class MemoryStore:
     """A disk that survives the process."""
 
     def __init__(self) -> None:
@@ -44,10 +45,10 @@ class World:
         step: float = 0.06,
         method: str = "spod-gt-memory",
         links: list[tuple[int, int]] | None = None,
-        short: bool = False,
+        quantized: bool = False,
     ) -> None:
         self.m, self.n, self.rebase_every, self.kind = m, n, rebase_every, node
-        self.short = short
+        self.quantized = quantized
         self.algorithm = spodgt.method(method, step_size=step)
         draws = torch.Generator().manual_seed(5)
         self.c = torch.randn(m, n, generator=draws)
@@ -59,17 +60,19 @@ class World:
         for sender, receiver in self.links:
             adjacency[receiver, sender] = True
         network = Network.from_adjacency(adjacency)
-        prices = np.ones(network.links) if self.algorithm.traits.root else None
-        places = {name: i for i, name in enumerate(self.names)}
-        self.seats = [Seats(name, places, network, prices) for name in self.names]
-        self.outs = {i: dict(seats.part.out) for i, seats in enumerate(self.seats)}
-        self.ins = {i: dict(seats.part.into) for i, seats in enumerate(self.seats)}
+        link_costs = np.ones(network.links) if self.algorithm.traits.root else None
+        client_indices = {name: i for i, name in enumerate(self.names)}
+        self.topology = [
+            EpochTopology(name, client_indices, network, link_costs) for name in self.names
+        ]
+        self.outs = {i: dict(topology.role.out) for i, topology in enumerate(self.topology)}
+        self.ins = {i: dict(topology.role.into) for i, topology in enumerate(self.topology)}
         self.starts = 0
         self.now = 0.0  # seconds
         self.seconds = 60.0  # that a local round takes
         self.events: list[tuple[str, str]] = []
         self.flying: list[tuple[str, str, Any]] = []  # (from, to, frame)
-        self.vaults = [MemoryVault() for _ in range(m)]
+        self.stores = [MemoryStore() for _ in range(m)]
         self.nodes = [self.start(i) for i in range(m)]
 
     def gradient(self, i: int) -> Any:
@@ -80,32 +83,35 @@ class World:
 
     def start(self, i: int, fresh: bool = False) -> Node:
         """A process starts: from its disk if there is something on it."""
-        vault = self.vaults[i]
+        store = self.stores[i]
         self.starts += 1
-        if not vault.meta or fresh:
-            seats = self.seats[i]
-            state = begin(
-                self.algorithm, self.gradient(i), torch.zeros(1, self.n), True, seats.part
+        if not store.meta or fresh:
+            topology = self.topology[i]
+            state = initial_state(
+                self.algorithm, self.gradient(i), torch.zeros(1, self.n), True, topology.role
             )
             incarnation = Incarnation(1, self.starts)
         else:
-            state = state_from(vault.vectors, vault.meta)
-            incarnation = Incarnation(vault.meta["incarnation"] + 1, self.starts)
-        vault.commit(vectors_of(state), meta_of(state, incarnation))
-        notify = lambda kind, text: self.events.append((kind, f"p{i} {text}"))  # noqa: E731
+            state = state_from(store.vectors, store.meta)
+            incarnation = Incarnation(store.meta["incarnation"] + 1, self.starts)
+        store.commit(vectors_of(state), meta_of(state, incarnation))
+
+        def notify(kind: str, text: str, subject: str = "") -> None:
+            self.events.append((kind, f"p{i} {describe(text, subject)}"))
+
         node = self.kind(
             self.algorithm,
             self.gradient(i),
-            vault,
+            store,
             incarnation=incarnation,
             state=state,
-            seats=self.seats[i],
+            topology=self.topology[i],
             member=Member(i, self.m),
-            short=self.short,
+            quantized=self.quantized,
             rebase_every=self.rebase_every,
             notify=notify,
         )
-        node.epochs = FollowedEpochs(clock=lambda: self.now)
+        node.epoch_limiter = EpochRateLimiter(clock=lambda: self.now)
         return node
 
     def crash(self, i: int) -> None:
@@ -120,17 +126,17 @@ class World:
         node.advance(computes, self.outs[i] if links is None else links)
         if crash == "before commit":
             return self.crash(i)
-        owed = node.commit()
+        pending_acks = node.commit()
         if crash == "after commit":
             return self.crash(i)
-        self.send(i, acks=owed)
+        self.send(i, acks=pending_acks)
         if crash == "after send":
             self.crash(i)
         return None
 
     def rest(self, i: int) -> None:
         """Client i takes what has arrived and acknowledges it, without a round."""
-        self.nodes[i].absorb()
+        self.nodes[i].apply_received()
         self.send(i, acks=self.nodes[i].commit())
 
     def send(self, i: int, acks: set[str], only: set[str] | None = None) -> None:
@@ -140,9 +146,9 @@ class World:
             if frame:
                 self.flying.append((name, target, frame))
         for target in self.outs[i]:
-            if node.waits(target):
+            if node.has_unacknowledged(target):
                 frame = node.message(target)
-                if frame and self.short:
+                if frame and self.quantized:
                     frame = self.over_the_wire(name, target, frame)
                 if frame:
                     self.flying.append((name, target, frame))
@@ -150,16 +156,17 @@ class World:
     def over_the_wire(self, sender: str, receiver: str, frame: Message) -> Message:
         """What a receiver makes of the bytes."""
         a, b = (
-            wire_format.Context("run", b"", self.n, name, short=True) for name in (sender, receiver)
+            wire_format.Context("run", b"", self.n, name, quantized=True)
+            for name in (sender, receiver)
         )
-        assembler = wire_format.Assembler(b, sender)
+        assembler = wire_format.MessageAssembler(b, sender)
         got = [assembler.add(chunk) for chunk in wire_format.pack(a, receiver, frame, 1)][-1]
         assert isinstance(got, Message)
         return got
 
     def deliver(self, at: int, *, keep: bool = False) -> None:
         source, target, frame = self.flying[at] if keep else self.flying.pop(at)
-        self.nodes[int(target[1:])].hear(source, frame)
+        self.nodes[int(target[1:])].receive(source, frame)
 
     def exchange(self, rounds: int, links: list[str] | None = None) -> None:
         """Rounds of everybody, one after the other; all that is sent arrives."""
@@ -178,12 +185,12 @@ class World:
         return audit(
             {
                 name: state_from(v.vectors, v.meta)
-                for name, v in zip(self.names, self.vaults, strict=True)
+                for name, v in zip(self.names, self.stores, strict=True)
             }
         )
 
     def x(self) -> torch.Tensor:
-        return torch.stack([node.shown.method.x[0] for node in self.nodes])
+        return torch.stack([node.committed.method.x[0] for node in self.nodes])
 
     @property
     def optimum(self) -> torch.Tensor:

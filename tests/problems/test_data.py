@@ -531,7 +531,7 @@ def test_import_from_nowhere(tmp_path: Path, name: str) -> None:
 def test_the_embedded_set_needs_no_getting() -> None:
     with pytest.raises(InvalidData) as error:
         data.get("fashion-mnist-small")
-    sentence(error, "comes with spodgt")
+    sentence(error, "is included in spodgt")
 
 
 def test_unwritable_directory_is_named(home: Path, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from torch.testing import assert_close
 
 from spodgt import Learning, Quadratic, rng
 from spodgt.errors import InvalidInput
-from spodgt.problems import refuse_statistics
 from spodgt.problems.gradients import Engine, Layout, flatten
 from spodgt.problems.gradients.linear import LinearEngine
 from spodgt.problems.gradients.loop import LoopEngine
@@ -23,6 +22,7 @@ from spodgt.problems.models import MODELS
 from spodgt.problems.models.engine_selection import select_engine
 from spodgt.problems.models.probe import count_multiplications, find_side_effects
 from spodgt.problems.objective import Objective
+from spodgt.problems.running_statistics import refuse_statistics
 from spodgt.types import Minibatches
 
 CLIENTS, BATCH, CLASSES = 3, 5, 4

@@ -354,7 +354,7 @@ def test_a_wrong_number_of_clients_is_one_sentence(tmp_path: Path, clients: str)
     ("option", "message"),
     [
         (["--workers", "0"], "--workers must be at least 1, got 0"),
-        (["--address", "host:1"], "--address='host:1' is for --backend ray, got 'local'"),
+        (["--address", "host:1"], "--address='host:1' requires --backend ray, got 'local'"),
     ],
 )
 def test_options_that_cannot_be_meant(tmp_path: Path, option: list[str], message: str) -> None:

@@ -13,7 +13,7 @@ from scipy.optimize import linprog
 from spodgt import theory
 from spodgt.errors import InvalidNetwork
 from spodgt.network import Network, graphs
-from spodgt.network.graphs import KOut, Recipe, Ring
+from spodgt.network.graphs import GraphRecipe, KOut, Ring
 from spodgt.types import Floats
 from tests.theory.coverings import greedy_covering
 
@@ -49,7 +49,7 @@ def test_perron_vectors(network: Network, seed: int) -> None:
 
 
 @pytest.mark.parametrize("recipe", [Ring(10_000), KOut(10_000, 16)], ids=lambda recipe: recipe.name)
-def test_perron_vectors_of_ten_thousand_clients(recipe: Recipe) -> None:
+def test_perron_vectors_of_ten_thousand_clients(recipe: GraphRecipe) -> None:
     """The ring mixes in 10⁸ rounds, the other in ten: factorised and iterated."""
     network = Network.draw(recipe, seed=1)
     p_hat = np.random.default_rng(0).uniform(0.1, 1, network.links)

@@ -592,12 +592,10 @@ def test_what_was_too_large_to_keep_cannot_be_extended(
 
 def test_resume_needs_a_folder_and_keeps_no_states(tmp_path: Path) -> None:
     with pytest.raises(
-        InvalidInput, match="resume=True cannot go with no out: nothing was kept; use resume=False"
+        InvalidInput, match="resume=True requires out, the folder of the run to continue"
     ):
         run(None, resume=True)
-    with pytest.raises(
-        InvalidInput, match="resume=True cannot go with keep_states=True: its first states are gone"
-    ):
+    with pytest.raises(InvalidInput, match="resume=True and keep_states=True exclude each other"):
         run(tmp_path / "run", resume=True, keep_states=True)
     assert not (tmp_path / "run").exists()
 

@@ -3,8 +3,8 @@
     x⁺ = A x - α y
     y⁺ = B y + ∇f(x⁺) - ∇f(x)      y⁰ = ∇f(x⁰), so Σy = Σ∇f in every round
 
-The paper has a fixed graph; the same recursion over changing links is TV-AB [saadatniaki2020decentralized].
-Steps may differ between clients, because y tends to zero.
+The paper has a fixed graph; the same recursion over changing links is TV-AB
+[saadatniaki2020decentralized]. Steps may differ between clients, because y tends to zero.
 """
 
 from dataclasses import dataclass

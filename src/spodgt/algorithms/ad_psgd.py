@@ -3,8 +3,8 @@
     x_i⁺ = (x_i + x_j)/2 - γ g_i(x̂_i)       j: a neighbour, drawn uniformly
     x_j⁺ = (x_i + x_j)/2                    x̂_i: the model of i at the start of its gradient
 
-Other clients may have averaged with i since x̂_i. In rounds one client is activated in each; in virtual
-time a client is activated when its gradient and the neighbour's answer are complete.
+Other clients may have averaged with i since x̂_i. In rounds one client is activated in each; in
+virtual time a client is activated when its gradient and the neighbour's answer are complete.
 """
 
 from dataclasses import dataclass

@@ -5,13 +5,14 @@
     z½ = z + Σ_j (ρ_ij - ρ̃_ij) + ∇f(x⁺) - ∇f(x)
     z⁺ = a_ii z½,  ρ_ji⁺ = ρ_ji + a_ji z½,  ρ̃_ij⁺ = ρ_ij
 
-ρ are running sums, ρ̃ the parts received, so late and lost messages lose nothing. In our letters y is
-z½, and Σy + messages in flight = Σg: x⁺ = A (x - γ diag(B̂) y), y⁺ = B̂ y + g⁺ - g. Designed for virtual
-time. In rounds all clients act together, and the weight of an inactive link remains at the receiver.
+ρ are running sums, ρ̃ the parts received, so late and lost messages lose nothing. In our letters y
+is z½, and Σy + messages in flight = Σg: x⁺ = A (x - γ diag(B̂) y), y⁺ = B̂ y + g⁺ - g. Designed for
+virtual time. In rounds all clients act together, and the weight of an inactive link remains at the
+receiver.
 
-R-FAST [zhu2023rfast] has the same recursion with stochastic gradients, of which the old one is kept, not
-drawn again; `r-fast` is an alias. Its paper allows different graphs for W and A, if two spanning trees
-in them share a root; here both are the network's.
+R-FAST [zhu2023rfast] has the same recursion with stochastic gradients, of which the old one is
+kept, not drawn again; `r-fast` is an alias. Its paper allows different graphs for W and A, if two
+spanning trees in them share a root; here both are the network's.
 """
 
 from dataclasses import dataclass, replace

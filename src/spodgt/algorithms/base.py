@@ -66,7 +66,7 @@ __all__ = [
 ]
 
 
-# --- states ----------------------------------------------------------------------------------------
+# --- states ---------------------------------------------------------------------------------------
 class State(Protocol):
     """The state of a method between rounds: a NamedTuple of (clients, …) tensors, x first."""
 
@@ -96,7 +96,7 @@ class TrackingState(NamedTuple):
     g: Tensor
 
 
-# --- traits ----------------------------------------------------------------------------------------
+# --- traits ---------------------------------------------------------------------------------------
 # The gradient of an idle client: zero; zero, with those of active clients times 1/p; or its last.
 Rule = Literal["zero", "importance", "memory"]
 
@@ -124,8 +124,8 @@ class Traits(deprecated.OldNames):
     local_steps: bool = False  # several gradients between two exchanges
     exact: Literal["yes", "all active", "no"] = "no"  # reaches the optimum with a constant step
     vectors: int = 1  # parameter vectors in one message
-    # active in a round: all clients; a random pair; a random pair, of which the first computes; or a
-    # random client with one in- and one out-neighbour
+    # active in a round: all clients; a random pair; a random pair, of which the first computes; or
+    # a random client with one in- and one out-neighbour
     activation: Literal["all", "edge", "edge-initiator", "node"] = "all"
     idle_steps: bool = True  # with tracking: clients step in rounds without a new gradient, too
     steps: Literal["per client", "common", "constant", "none"] = "common"  # allowed step sizes
@@ -163,7 +163,7 @@ class Traits(deprecated.OldNames):
         return self.root or self.two_way
 
 
-# --- methods ---------------------------------------------------------------------------------------
+# --- methods --------------------------------------------------------------------------------------
 @typing.runtime_checkable
 class HasStepSize(Protocol):
     """A method with a step size."""

@@ -9,8 +9,8 @@ from spodgt.participation.local_blocks import BlockLengths, with_local_blocks
 class BlockSteps(Algorithm[S, R]):
     """A method in which a client sends at the end of a block of its rounds.
 
-    `local_steps` are the rounds in a block: K, one K per client, or "1-20" for lengths drawn anew for
-    each block. Idle rounds count.
+    `local_steps` are the rounds in a block: K, one K per client, or "1-20" for lengths drawn anew
+    for each block. Idle rounds count.
     """
 
     local_steps: BlockLengths

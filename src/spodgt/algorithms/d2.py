@@ -5,9 +5,10 @@
     x⁺ = h + d
     s⁺ = s - d                 s⁰ = 0
 
-Inserting s gives the published x^{k+1} = W (2x^k - x^{k-1} - γ (g^k - g^{k-1})), x^{-1} = x⁰, g^{-1} = 0.
-Σs = 0 must hold, so d is a sum of differences; see `extra`. λ_min(W) > -1/3 is required; `lazy` replaces
-W by (I + W)/2, which always satisfies it. The step must be one constant: a sum cannot be rescaled.
+Inserting s gives the published x^{k+1} = W (2x^k - x^{k-1} - γ (g^k - g^{k-1})), x^{-1} = x⁰,
+g^{-1} = 0. Σs = 0 must hold, so d is a sum of differences; see `extra`. λ_min(W) > -1/3 is
+required; `lazy` replaces W by (I + W)/2, which always satisfies it. The step must be one constant:
+a sum cannot be rescaled.
 """
 
 from dataclasses import dataclass, replace

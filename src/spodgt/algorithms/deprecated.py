@@ -1,4 +1,4 @@
-"""Old names of traits, hooks and members of rounds; they warn, and are removed in the next release."""
+"""Old names of traits, hooks and members of rounds: they warn until the next release."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
     x⁺ = W x - γ g(x)
 
-Over changing links (Ŵ, one draw for each pair) it is [koloskova2020unified]. With a constant step and
-heterogeneous clients it stops at a distance of order γ from the optimum; a decaying one,
+Over changing links (Ŵ, one draw for each pair) it is [koloskova2020unified]. With a constant step
+and heterogeneous clients it stops at a distance of order γ from the optimum; a decaying one,
 `step_size=InverseSqrt(0.1)`, makes the limit exact. With full gradients it is DGD
 [nedic2009distributed]; `dgd` is an alias.
 """

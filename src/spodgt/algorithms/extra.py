@@ -4,10 +4,10 @@
     x⁺ = x + d - α ∇f(x) - s
     s⁺ = s - d/2                  s⁰ = 0
 
-The difference of two rounds is the published x^{k+2} = (I + W) x^{k+1} - W̃ x^k - α (∇f(x^{k+1}) - ∇f(x^k))
-with W̃ = (I + W)/2. Exactness requires Σs = 0, and errors in that sum are never corrected. So d is a sum
-of weighted differences: x - W x in single precision has an error of the same sign in every round. The
-step must be one constant: a sum cannot be rescaled.
+The difference of two rounds is the published x^{k+2} = (I + W) x^{k+1} - W̃ x^k - α (∇f(x^{k+1}) -
+∇f(x^k)) with W̃ = (I + W)/2. Exactness requires Σs = 0, and errors in that sum are never corrected.
+So d is a sum of weighted differences: x - W x in single precision has an error of the same sign in
+every round. The step must be one constant: a sum cannot be rescaled.
 """
 
 from dataclasses import dataclass, replace

@@ -4,8 +4,9 @@
     every K rounds: z = Σ_i w_i z_i / Σ_i w_i
 
 An upper bound, with perfect communication. No link of the network is used, and the clock
-charges gradients only; every K rounds there are 2 messages per client, to the server and back. w are
-the problem's `client_weights`: equal by default; with "samples", the number of samples as in the paper.
+charges gradients only; every K rounds there are 2 messages per client, to the server and back. w
+are the problem's `client_weights`: equal by default; with "samples", the number of samples as in
+the paper.
 """
 
 from dataclasses import dataclass, replace

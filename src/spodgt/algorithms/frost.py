@@ -1,8 +1,8 @@
 """FROST: gradient tracking with row-stochastic weights only [xin2019frost].
 
     x⁺ = A x - α z
-    e⁺ = A e                              e⁰ = I: client i holds row i, which tends to the Perron vector
-    z⁺ = A z + g⁺/e⁺_ii - g/e_ii          z⁰ = g⁰, with g = ∇f(x)
+    e⁺ = A e                          e⁰ = I: client i holds row i, which tends to the Perron vector
+    z⁺ = A z + g⁺/e⁺_ii - g/e_ii      z⁰ = g⁰, with g = ∇f(x)
 
 Out-degrees are not needed. z is the tracker, in the paper's letter: its sum is not Σg, so it is not
 called y; e is the paper's y. Steps may differ between clients. A must be the same in all rounds.

@@ -1,11 +1,11 @@
-"""Gradient tracking by pairwise gossip, after GSGT [pu2021distributed]; not the listing of that paper.
+"""Gradient tracking by pairwise gossip, after GSGT [pu2021distributed], but not its listing.
 
     for the active pair i, j:      x_i⁺ = (x_i + x_j)/2 - α y_i
                                    y_i⁺ = (y_i + y_j)/2 + g_i(x_i⁺) - g_i(x_i)
     and the same for j; nothing changes elsewhere, and old gradients are kept, not redrawn
 
-From the paper: stochastic gradient tracking where one random pair averages in a round. Ours: the active
-client draws its neighbour uniformly, and both step along the tracker of before the exchange.
+From the paper: stochastic gradient tracking where one random pair averages in a round. Ours: the
+active client draws its neighbour uniformly, and both step along the tracker of before the exchange.
 """
 
 from dataclasses import dataclass, replace

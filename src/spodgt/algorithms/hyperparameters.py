@@ -80,20 +80,30 @@ class NumberCheck:
         """
         if isinstance(value, Schedule | ByClient):
             return cast(Rate, value)
-        if isinstance(value, Mapping) and value and not self.integer:
-            numbers = {str(client): self(number, name) for client, number in value.items()}
-            if all(isinstance(number, float) for number in numbers.values()):
-                return cast(Rate, ByClient(tuple(cast(dict[str, float], numbers).items())))
+        if isinstance(value, Mapping):
+            return self._check_mapping(value, name)
         if isinstance(value, list | tuple | np.ndarray) and not self.integer:
             with contextlib.suppress(TypeError, ValueError):
                 value = torch.from_numpy(np.array(value, np.float64).reshape(-1, 1))
         if isinstance(value, Tensor):
             if self._accepts_tensor(value):
                 return value.detach()
-            value = value.flatten().tolist()
-        elif self._accepts_number(value):
-            return int(cast(int, value)) if self.integer else float(cast(float, value))
-        raise InvalidInput(self._message(value, name))
+            raise InvalidInput(self._message(value.flatten().tolist(), name))
+        if not self._accepts_number(value):
+            raise InvalidInput(self._message(value, name))
+        return int(cast(int, value)) if self.integer else float(cast(float, value))
+
+    def _check_mapping(self, values: Mapping[object, object], name: str) -> Rate:
+        """One number per client, by name."""
+        if not values or self.integer:
+            raise InvalidInput(self._message(values, name))
+        numbers: dict[str, float] = {}
+        for client, value in values.items():
+            number = self(value, name)
+            if not isinstance(number, float):
+                raise InvalidInput(self._message(values, name))
+            numbers[str(client)] = number
+        return cast(Rate, ByClient(tuple(numbers.items())))
 
     def _accepts_number(self, value: object) -> bool:
         kind = Integral if self.integer else Real

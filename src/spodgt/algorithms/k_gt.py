@@ -4,8 +4,8 @@
     s ← s + ∇L(z) + c
     every K rounds: d = s/K;  c⁺ = c - d + B d;  x⁺ = A (x - η_s K η d);  z = x⁺;  s = 0
 
-With A = B = W it is the published method: d = (x - z)/(Kη), for any η > 0. The state's x is z, `anchor`
-is x. K = ⌈mean(1/p)⌉ by default.
+With A = B = W it is the published method: d = (x - z)/(Kη), for any η > 0. The state's x is z,
+`anchor` is x. K = ⌈mean(1/p)⌉ by default.
 """
 
 import math

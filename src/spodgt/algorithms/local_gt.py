@@ -5,14 +5,16 @@
     x⁺ = Â z                          models of clients that end a block, over active links
     y⁺ = B̂ (y + c⁺ - c)               trackers of the same clients, over the same links
 
-A client ends a block after `local_steps` of its rounds: K, one K per client, or "1-20" for lengths drawn
-anew for each block. Received messages are applied between any two local steps. y⁰ = c⁰ = 0, and each line
-changes Σy and Σc equally, so Σy + messages in flight = Σc always. A state at rest has equal x, y = 0 and
-c_i = ∇F_i(x), so Σ∇F_i = 0 whatever the block lengths, step sizes, participation and α; every client then
-sees g + y - c = 0, so the same holds with `optimizer="SGD"`, with and without momentum.
+A client ends a block after `local_steps` of its rounds: K, one K per client, or "1-20" for lengths
+drawn anew for each block. Received messages are applied between any two local steps. y⁰ = c⁰ = 0,
+and each line changes Σy and Σc equally, so Σy + messages in flight = Σc always. A state at rest has
+equal x, y = 0 and c_i = ∇F_i(x), so Σ∇F_i = 0 whatever the block lengths, step sizes, participation
+and α; for every client then g + y - c = 0, so the same holds with `optimizer="SGD"`, with and
+without momentum.
 
 With all clients active, one K and α = 1 it is `k-gt` [liu2025decentralized]. In SCAFFOLD
-[karimireddy2020scaffold] a server has the mean of the c in place of y. α < 1 averages noisy block means.
+[karimireddy2020scaffold] a server has the mean of the c in place of y. α < 1 averages noisy block
+means.
 """
 
 from dataclasses import dataclass, replace

@@ -2,10 +2,10 @@
 
     x⁺ = Â (x - η g)              an idle client takes no step; links are used at the end of blocks
 
-Receivers weight, so A is row-stochastic. Clients have the weights of its Perron vector φ (φᵀÂ = φᵀ in the
-mean) and of their numbers of local steps: even for η → 0 the limit is not the minimiser of the average,
-but near that of Σ φ_i p_i F_i. The paper has a server; `local-sgp` removes φ by push-sum. Blocks as in
-`local-gt`.
+Receivers weight, so A is row-stochastic. Clients have the weights of its Perron vector φ (φᵀÂ = φᵀ
+in the mean) and of their numbers of local steps: even for η → 0 the limit is not the minimiser of
+the average, but near that of Σ φ_i p_i F_i. The paper has a server; `local-sgp` removes φ by
+push-sum. Blocks as in `local-gt`.
 """
 
 from dataclasses import dataclass

@@ -1,11 +1,12 @@
-"""Local SGP: push-sum averaging of models after blocks of local steps, after SGP [assran2019stochastic].
+"""Local SGP: push-sum averaging after blocks of local steps, after SGP [assran2019stochastic].
 
     u⁺ = B̂ (u - η g)              an idle client takes no step; links are used at the end of blocks
     s⁺ = B̂ s                      s⁰ = 1
     x⁺ = u⁺/s⁺
 
-As in SGP the sum of the u moves along the sum of the gradients, whatever the graph. Clients that take more
-local steps weigh more, and a constant step leaves a bias of order ηK. Blocks as in `local-gt`.
+As in SGP the sum of the u moves along the sum of the gradients, whatever the graph. Clients that
+take more local steps weigh more, and a constant step leaves a bias of order ηK. Blocks as in
+`local-gt`.
 """
 
 from dataclasses import dataclass, replace

@@ -3,10 +3,10 @@
     G_i⁺ = ∇L_i(w) if client i computes, else G_i       G_i = 0 before a client's first gradient
     w⁺ = w - η mean_i G_i⁺                              w⁰ = mean_i x_i⁰
 
-An upper bound for memory: the gradients of `spod-gt-memory`, summed by a server instead of over links.
-No link of the network is used, and the clock charges gradients only. In the paper all clients compute in
-the first round; here clients join with their first gradient. Every row is w. L_i includes the weight of
-client i in the objective, the problem's `client_weights`: equal by default.
+An upper bound for memory: the gradients of `spod-gt-memory`, summed by a server instead of over
+links. No link of the network is used, and the clock charges gradients only. In the paper all
+clients compute in the first round; here clients join with their first gradient. Every row is w. L_i
+includes the weight of client i in the objective, the problem's `client_weights`: equal by default.
 """
 
 from dataclasses import dataclass

@@ -5,8 +5,8 @@
     w⁺ = p_ii w + Σ_j p_ij w_j              sent with them, here s
     z⁺ = x⁺ / w⁺
 
-A client waits if a neighbour's last message is more than τ of its iterations old. In rounds, messages
-arrive at once, no client waits, and it is `sgp`.
+A client waits if a neighbour's last message is more than τ of its iterations old. In rounds,
+messages arrive at once, no client waits, and it is `sgp`.
 """
 
 from dataclasses import dataclass, replace

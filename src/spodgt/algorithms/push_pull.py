@@ -3,8 +3,8 @@
     x⁺ = R (x - α y)               models are pulled after the step
     y⁺ = C y + ∇F(x⁺) - ∇F(x)      trackers are pushed; y⁰ = ∇F(x⁰)
 
-R is our A and C our B. α is a number or, as in the paper, one per client. The paper has a fixed graph;
-over changing links it is AB/Push-Pull [nedic2025ab].
+R is our A and C our B. α is a number or, as in the paper, one per client. The paper has a fixed
+graph; over changing links it is AB/Push-Pull [nedic2025ab].
 """
 
 from dataclasses import dataclass, replace

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
@@ -110,7 +110,7 @@ def _import_method(file: str) -> type[Algorithm]:
 ALGORITHMS: dict[str, type[Algorithm]] = {cls.name: cls for cls in map(_import_method, METHODS)}
 
 
-# --- registration ----------------------------------------------------------------------------------
+# --- registration ---------------------------------------------------------------------------------
 def register(cls: A) -> A:
     """Add a method, so that the command line, configs and tables find it by name.
 
@@ -172,14 +172,14 @@ def _find_class(name: object) -> type[Algorithm]:
     raise InvalidConfig(f"method {name!r} is not known; {hint}")
 
 
-# --- building --------------------------------------------------------------------------------------
+# --- building -------------------------------------------------------------------------------------
 def method(name: str | Algorithm, **fields: Any) -> Algorithm:
     """Build a method by its name: `method("k-gt", step_size=0.05, local_steps=3)`.
 
     Args:
         name: The name, or an instance, of which `fields` are changed.
-        fields: Hyperparameters of the method. `step_size` may be a number, one per client (a list in
-            the order of the network's clients, or a dict by name), a schedule or its config
+        fields: Hyperparameters of the method. `step_size` may be a number, one per client (a list
+            in the order of the network's clients, or a dict by name), a schedule or its config
             `{"schedule": "inverse-sqrt", "start": 0.1}`. Every method also takes the keywords of
             `LAYERS`: local_steps, compress, weights, clip_tracker, adam, optimizer, weight_decay,
             momentum, l2, clip_gradient, running_mean.
@@ -192,10 +192,7 @@ def method(name: str | Algorithm, **fields: Any) -> Algorithm:
         InvalidInput: The value of a field is out of range.
     """
     if isinstance(name, Algorithm):
-        has_unwrapped_schedule = isinstance(name, HasStepSize) and isinstance(
-            name.step_size, Schedule
-        )
-        if not fields and not has_unwrapped_schedule:
+        if not fields and not _has_unwrapped_schedule(name):
             return name
         base, layers = unwrap(name)
         cls = type(base)
@@ -208,18 +205,32 @@ def method(name: str | Algorithm, **fields: Any) -> Algorithm:
 
     layer_values = {key: fields.pop(key) for key in layer_keys if key in fields}
     step_size = schedule(fields.pop("step_size", None))
-    if step_size is not None and not isinstance(step_size, Schedule):
+    if isinstance(step_size, Schedule):
+        return _wrap(cls(**fields), layer_values, step_size)
+    if step_size is not None:
         fields["step_size"] = step_size
-    built: Algorithm = cls(**fields)
+    return _wrap(cls(**fields), layer_values, None)
+
+
+def _wrap(
+    base: Algorithm, layer_values: Mapping[str, object], step_size: Schedule | None
+) -> Algorithm:
+    """Wrap a method in its layers; the schedule is the next wrapper around local steps."""
+    built = base
     for key, layer in LAYERS.items():
         built = layer.wrap(built, layer_values.get(key))
-        if layer is LocalStepsLayer and isinstance(step_size, Schedule):
+        if layer is LocalStepsLayer and step_size is not None:
             built = Scheduled(built, step_size)
     return built
 
 
+def _has_unwrapped_schedule(algorithm: Algorithm) -> bool:
+    """Whether the step size is a schedule that no wrapper evaluates yet."""
+    return isinstance(algorithm, HasStepSize) and isinstance(algorithm.step_size, Schedule)
+
+
 def unwrap(algorithm: Algorithm) -> tuple[Algorithm, dict[str, object]]:
-    """The method without wrappers, with a schedule as its `step_size`, and the values of its layers."""
+    """The method without wrappers, a schedule as its `step_size`, and the values of its layers."""
     layers: dict[str, object] = {}
     schedule_or_none: Schedule | None = None
     base = algorithm
@@ -252,7 +263,8 @@ def describe(algorithm: Algorithm) -> dict[str, Any]:
 
 
 def _field_values(owner: Algorithm | Schedule) -> dict[str, object]:
-    return {field.name: getattr(owner, field.name) for field in dataclasses.fields(owner)}  # type: ignore[arg-type]
+    fields = dataclasses.fields(owner)  # type: ignore[arg-type]
+    return {field.name: getattr(owner, field.name) for field in fields}
 
 
 def _to_plain(value: object) -> object:
@@ -281,7 +293,7 @@ def with_step_sizes_of(algorithm: Algorithm, network: Network) -> Algorithm:
     return method(algorithm, step_size=rates)
 
 
-# --- batches ---------------------------------------------------------------------------------------
+# --- batches --------------------------------------------------------------------------------------
 Part = TypeVar("Part", Algorithm, Schedule)
 
 

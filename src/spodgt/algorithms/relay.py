@@ -6,9 +6,9 @@
     H⁺ = h⁺ + ρ (x⁺ - o⁺)        ρ = 0: plain memory; H = 0 before a client's first gradient
     y⁺ = y½ + H⁺ - H             so Σy = ΣH in every round
 
-Only the root steps. A client without knowledge of the trees steps as in `spod-gt-memory` (s = 1). With
-all clients active it is [you2024bary] with steps of the root only; on a star, [ying2025exact] with one
-local step.
+Only the root steps. A client without knowledge of the trees steps as in `spod-gt-memory` (s = 1).
+With all clients active it is [you2024bary] with steps of the root only; on a star, [ying2025exact]
+with one local step.
 """
 
 from dataclasses import dataclass
@@ -36,8 +36,9 @@ class RelayState(NamedTuple):
 class Relay(Algorithm[RelayState, TreeRound]):
     name = "relay"
     traits = Traits(
-        source="spodgt", mixing="pull+push", compiled="linear", sporadic_clients="yes", sporadic_links="yes",
-        mixed_fields=(("push", "y"), ("pull", "x")), tracking=True, exact="yes", vectors=2, root=True,
+        source="spodgt", mixing="pull+push", sporadic_clients="yes", sporadic_links="yes",
+        compiled="linear", root=True, tracking=True, exact="yes", vectors=2,
+        mixed_fields=(("push", "y"), ("pull", "x")),
     )  # fmt: skip
     step_size: Rate = 0.01  # η
     proximal: NotNegative = 0.0  # ρ

@@ -4,9 +4,9 @@
     t_i += t_j - e, t_j += t_i - e, e⁺ = t_i + t_j - e     on active edges i, j; t⁰ = z⁰, e⁰ = 0
     x⁺ = x + β (X/n - x) - η H/n, t⁺ = t + z⁺ - z          (X, H, n) = t: sums of x, h and 1 so far
 
-e: the sum that both ends of an edge have exchanged. Errors in t and e persist, so both are in double
-precision. Relayed sums and counts are the paper's; its RelaySGD has β = 1 and no H. There is no root;
-clients without knowledge of the tree take no steps.
+e: the sum that both ends of an edge have exchanged. Errors in t and e persist, so both are in
+double precision. Relayed sums and counts are the paper's; its RelaySGD has β = 1 and no H. There is
+no root; clients without knowledge of the tree take no steps.
 """
 
 from dataclasses import dataclass
@@ -32,8 +32,9 @@ class RelaySumState(NamedTuple):
 class RelaySum(Algorithm[RelaySumState, TreeRound]):
     name = "relay-sum"
     traits = Traits(
-        source="vogels2021relaysum", mixing="pull+push", sporadic_clients="yes", sporadic_links="yes",
-        two_way=True, mixed_fields=(("pull", "total"),), tracking=True, exact="yes", vectors=2,
+        source="vogels2021relaysum", mixing="pull+push", sporadic_clients="yes",
+        sporadic_links="yes", two_way=True, mixed_fields=(("pull", "total"),), tracking=True,
+        exact="yes", vectors=2,
     )  # fmt: skip
     step_size: Rate = 0.01  # η
     averaging: Fraction = 1.0  # β

@@ -4,9 +4,9 @@
     every K rounds, for clients i that computed: c_i = mean of their gradients g(z)
     z = Σ_i w_i z_i / Σ_i w_i over these clients; c = Σ_i w_i c_i / Σ_i w_i over all
 
-With SGD the mean of the gradients is the paper's option II, c_i - c + (x - z)/(Kη). Its server step is 1.
-An upper bound for `local-gt`, with perfect communication: no link of the network is used, and the clock
-charges gradients only. w are the problem's `client_weights`: equal by default.
+With SGD the mean of the gradients is the paper's option II, c_i - c + (x - z)/(Kη). Its server step
+is 1. An upper bound for `local-gt`, with perfect communication: no link of the network is used, and
+the clock charges gradients only. w are the problem's `client_weights`: equal by default.
 """
 
 from dataclasses import dataclass

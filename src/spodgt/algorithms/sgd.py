@@ -2,9 +2,10 @@
 
     x⁺ = x - η mean_i g_i(x)       x⁰ = mean_i x_i⁰
 
-Every row is the same model, and a step uses the mini-batches of all clients. The machine is never idle:
-a round costs one gradient at p = 1 and no message. The objective is that of all methods, the mean of
-the clients' losses; with the problem's client_weights="samples", the mean loss of all samples.
+Every row is the same model, and a step uses the mini-batches of all clients. The machine is never
+idle: a round costs one gradient at p = 1 and no message. The objective is that of all methods, the
+mean of the clients' losses; with the problem's client_weights="samples", the mean loss of all
+samples.
 """
 
 from dataclasses import dataclass

@@ -2,10 +2,10 @@
 
     g⁺ = where(v⁺, ∇L(x⁺), g)     g = 0 before a client's first gradient
 
-The rest is Spod-GT. Σy = Σg still holds, and Σg is now the sum over *all* clients, with stale gradients
-of idle ones. (x = x*, y = 0, g_i = ∇F_i(x*)) is a fixed point for every pattern of links and clients, so
-Spod-GT's bias due to idle clients vanishes. Up to the order of mixing and stepping it is push-pull with
-device sampling [hsieh2023push], which takes gradients at Âx instead of x.
+The rest is Spod-GT. Σy = Σg still holds, and Σg is now the sum over *all* clients, with stale
+gradients of idle ones. (x = x*, y = 0, g_i = ∇F_i(x*)) is a fixed point for every pattern of links
+and clients, so Spod-GT's bias due to idle clients vanishes. Up to the order of mixing and stepping
+it is push-pull with device sampling [hsieh2023push], which takes gradients at Âx instead of x.
 """
 
 from dataclasses import dataclass, replace

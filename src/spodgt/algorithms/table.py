@@ -1,4 +1,4 @@
-"""Properties of all methods, from their declarations: `spodgt methods`, docs/reference/methods.md."""
+"""Properties of all methods from their traits: `spodgt methods`, docs/reference/methods.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DiLoCo without a server: pseudo-gradients of blocks of local steps, tracked by push-pull [spodgt].
+"""DiLoCo without a server: pseudo-gradients of blocks, tracked by push-pull [spodgt].
 
     z  = x - η g                      local step; an idle client has z = x
     at the end of a block with gradients, a: the model at its start
@@ -8,9 +8,9 @@
     a⁺ = Â a½,  y⁺ = B̂ y½             at the end of blocks, over active links
     x⁺ = a⁺ at the end of a block, else z + a⁺ - a
 
-In DiLoCo [douillard2023diloco] a server averages the pseudo-gradients. Σy = Σc holds as in `local-gt`, but
-the limit has Σ (a_i - z_i) = 0 instead of Σ∇F_i = 0: a bias of order ηK, and of block lengths, step sizes
-and inner optimizers. A baseline for `local-gt`; blocks as there.
+In DiLoCo [douillard2023diloco] a server averages the pseudo-gradients. Σy = Σc holds as in
+`local-gt`, but the limit has Σ (a_i - z_i) = 0 instead of Σ∇F_i = 0: a bias of order ηK, and of
+block lengths, step sizes and inner optimizers. A baseline for `local-gt`; blocks as there.
 """
 
 from dataclasses import dataclass, replace

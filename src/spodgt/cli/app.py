@@ -81,7 +81,7 @@ ResumeOption = Annotated[bool, flag("--resume", "Continue the run in --out.")]
 
 
 @dataclass(frozen=True)
-class ExperimentOptions:
+class ConfigOptions:
     """Options that change an experiment; each sets a key of the config."""
 
     methods: Annotated[str | None, text_option("Methods, comma-separated.", "NAMES")] = None

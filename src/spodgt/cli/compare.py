@@ -19,7 +19,7 @@ from rich.table import Table
 
 from spodgt.cli.app import (
     ConfigOption,
-    ExperimentOptions,
+    ConfigOptions,
     JsonOption,
     OutOption,
     ResumeOption,
@@ -74,9 +74,7 @@ class OutputOptions:
     epilog="Example: [bold]spodgt compare --labels-per-client 10 --seeds 3 --out runs/iid[/]"
 )
 @with_option_groups
-def compare(
-    config: ConfigOption = None, *, output: OutputOptions, changes: ExperimentOptions
-) -> None:
+def compare(config: ConfigOption = None, *, output: OutputOptions, changes: ConfigOptions) -> None:
     """Compare methods on the same networks, clients and data.
 
     Prints a table and writes results, figures and report.html to a folder.
@@ -91,7 +89,7 @@ def run(
     config: Annotated[Path, typer.Argument(help="A TOML file.")],
     *,
     output: OutputOptions,
-    changes: ExperimentOptions,
+    changes: ConfigOptions,
 ) -> None:
     """Run the experiment of a config file."""
     experiment = load_experiment(config, changes.config_changes() | output.config_changes())
@@ -117,6 +115,13 @@ def run_and_report(experiment: Experiment, name: str, output: OutputOptions) -> 
         raise typer.Exit(0 if result.complete else 1)
     if len(result.frame):
         _write_figures_and_report(experiment, result, folder)
+    _print_results(result, folder, output, console)
+    if not result.complete:
+        print_message(f"stopped early; continue with --out {folder} --resume.")
+        raise typer.Exit(1)
+
+
+def _print_results(result: Result, folder: Path, output: OutputOptions, console: Console) -> None:
     if output.as_json:
         print(json.dumps(result.as_dict() | {"out": str(folder)}, indent=2))
     else:
@@ -125,9 +130,6 @@ def run_and_report(experiment: Experiment, name: str, output: OutputOptions) -> 
         console.print(text, soft_wrap=True, highlight=False)
     for warning in (*result.diverged, *result.stalled):
         print_message(f"warning: {warning}")
-    if not result.complete:
-        print_message(f"stopped early; continue with --out {folder} --resume.")
-        raise typer.Exit(1)
 
 
 def _run(
@@ -138,24 +140,21 @@ def _run(
     from spodgt.engine import announce_compilation
     from spodgt.experiment import value_of
     from spodgt.training.loggers import TensorBoard
-    from spodgt.training.progress import COMPILING, Display
+    from spodgt.training.progress import Display
 
     if output.resume and is_main:
         _check_resume(folder)
     display = None
+    announce = _announce_nothing
+    if is_main:
+        announce = _print_compilation
     if is_main and not output.as_json:
         display = Display(console)
+        announce = display.announce_compilation
     figures.preload()
     callbacks = []
     if output.tensorboard and is_main:
         callbacks.append(TensorBoard(folder / "tensorboard"))
-
-    def announce() -> None:
-        if display:
-            display.announce_compilation()
-        elif is_main:
-            print(COMPILING, file=sys.stderr)
-
     with no_divergence_warnings(), display or nullcontext(), announce_compilation(announce):
         return training.run(
             experiment,
@@ -165,6 +164,16 @@ def _run(
             progress=display.show if display else False,
             callbacks=callbacks,
         )
+
+
+def _print_compilation() -> None:
+    from spodgt.training.progress import COMPILING
+
+    print(COMPILING, file=sys.stderr)
+
+
+def _announce_nothing() -> None:
+    """On processes other than the main one."""
 
 
 def _check_resume(folder: Path) -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from spodgt.cli.app import (
     ConfigOption,
-    ExperimentOptions,
+    ConfigOptions,
     JsonOption,
     SetOption,
     app,
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 _MAX_NAMES = 50  # in the terminal
 
 
-@app.command(
-    epilog="Example: [bold]spodgt network --kind directed-geometric --clients 20 --out network.png[/]"
-)
+@app.command(epilog="Example: [bold]spodgt network --kind directed-geometric --clients 20[/]")
 def network(
     config: ConfigOption = None,
     kind: Annotated[str | None, typer.Option(help="Kind of graph.")] = None,
@@ -54,7 +52,7 @@ def network(
         changes["network.kind"] = kind
     if clients is not None:
         changes["network.clients"] = value_of(clients)
-    changes |= ExperimentOptions(assign=assign).config_changes()
+    changes |= ConfigOptions(assign=assign).config_changes()
     net, availability = load_experiment(config, changes).draw_network(number)
     figures.save(figures.draw_network(net, availability.p, availability.p_hat, f"seed {seed}"), out)
     facts = _properties(net, availability.p, availability.p_hat) | {"picture": str(out)}

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from spodgt.cli.app import (
     ConfigOption,
-    ExperimentOptions,
+    ConfigOptions,
     JsonOption,
     OutOption,
     SetOption,
@@ -74,7 +74,7 @@ class SiteOptions:
             changes["participation.p_hat"] = _probability("--p-hat", self.p_hat)
         if self.seconds is not None and not self.seconds > 0:
             raise InvalidInput(f"--seconds must be positive, got {self.seconds}; use --seconds 60.")
-        return changes | ExperimentOptions(assign=self.assign).config_changes()
+        return changes | ConfigOptions(assign=self.assign).config_changes()
 
 
 @app.command(
@@ -150,7 +150,7 @@ def _free_folder(out: Path | None, stem: str) -> Path:
 
 
 class _Progress:
-    """Blocks and scores of the sites while they train: one line that changes, or a line every 10 s."""
+    """Blocks and scores of the sites while they train, in one line or a line every 10 s."""
 
     def __init__(self, run: ScriptRun, console: Console) -> None:
         self.run = run

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from spodgt.cli.app import (
-    ExperimentOptions,
+    ConfigOptions,
     JsonOption,
     app,
     fast_imports,
@@ -42,7 +42,7 @@ class ExecutionArguments(TypedDict):
 
 
 @dataclass(frozen=True)
-class SweepOptions:
+class SweepExecutionOptions:
     """Options for the execution of a sweep."""
 
     resume: Annotated[
@@ -71,7 +71,7 @@ class SweepOptions:
         if self.address is not None:
             if self.backend != "ray":
                 raise InvalidInput(
-                    f"--address={self.address!r} is for --backend ray, got {self.backend!r}; add it."
+                    f"--address={self.address!r} requires --backend ray, got {self.backend!r}."
                 )
             os.environ["RAY_ADDRESS"] = self.address  # read by Ray
         return {"workers": self.workers, "backend": self.backend, "save_every": self.save_every}
@@ -92,8 +92,8 @@ def sweep(
     ] = None,
     as_json: JsonOption = False,
     *,
-    options: SweepOptions,
-    changes: ExperimentOptions,
+    options: SweepExecutionOptions,
+    changes: ConfigOptions,
 ) -> None:
     """Run a grid of settings; a killed sweep continues with the same command."""
     with fast_imports():
@@ -123,8 +123,8 @@ def reproduce(
     listing: Annotated[bool, flag("--list", "List the experiments.")] = False,
     as_json: JsonOption = False,
     *,
-    options: SweepOptions,
-    changes: ExperimentOptions,
+    options: SweepExecutionOptions,
+    changes: ConfigOptions,
 ) -> None:
     """Rerun a figure of the paper, or all of them: figure, table, report.html.
 
@@ -155,7 +155,7 @@ def reproduce(
 class _SweepRunner:
     """Runs sweeps one after the other, with a display and a report for each."""
 
-    def __init__(self, options: SweepOptions, as_json: bool) -> None:
+    def __init__(self, options: SweepExecutionOptions, as_json: bool) -> None:
         self.arguments = options.execution_arguments()
         self.as_json = as_json
         # With --fresh, cells of earlier commands are run again, but not those of this command.
@@ -283,7 +283,7 @@ def _list_experiments(as_json: bool) -> None:
 
 
 def _tune_specs(
-    specs: list[Spec], name: str, folder: Path, options: SweepOptions, quiet: bool
+    specs: list[Spec], name: str, folder: Path, options: SweepExecutionOptions, quiet: bool
 ) -> list[Spec]:
     """The specs with tuned step sizes; those that sweep the step size are left out."""
     tunable = []
@@ -297,7 +297,7 @@ def _tune_specs(
     return tunable
 
 
-def _tune_spec(spec: Spec, folder: Path, options: SweepOptions, quiet: bool) -> Spec:
+def _tune_spec(spec: Spec, folder: Path, options: SweepExecutionOptions, quiet: bool) -> Spec:
     """The spec with each method at its best step size for the experiment that its cells share.
 
     Specs with the same experiment share a search.

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from spodgt.cli.app import (
     ConfigOption,
-    ExperimentOptions,
+    ConfigOptions,
     JsonOption,
     SetOption,
     app,
@@ -34,8 +34,8 @@ _MAX_STEP_SIZE = 1e30  # its fourth power is a finite number
 _BOUND_TERMS = ("optimality", "models", "trackers", "η²", "constant")
 _EXPLANATION = (
     "Rounds per decade: rounds for a 10× reduction of the distance, at the configured and at the "
-    "recommended step size. Bias: distance of the mean limit from the optimum. Noise: stationary root "
-    "mean square distance from the mean limit. Floor: both together."
+    "recommended step size. Bias: distance of the mean limit from the optimum. Noise: stationary "
+    "root mean square distance from the mean limit. Floor: both together."
 )
 
 
@@ -57,7 +57,7 @@ def theory(
     from spodgt.theory import summarize
 
     number = parse_seed(seed)
-    experiment = load_experiment(config, ExperimentOptions(assign=assign).config_changes())
+    experiment = load_experiment(config, ConfigOptions(assign=assign).config_changes())
     setting = setting_of(experiment, number)
     step_size = float(setting.step_size.max())
     if step_size > _MAX_STEP_SIZE:
@@ -255,7 +255,7 @@ def _outlooks(summary: TheorySummary) -> Table:
 
 
 def _idle_clients(summary: TheorySummary) -> str:
-    """The shift of the limit by idle clients, for the method that counts their gradients as zero."""
+    """The shift of the limit by idle clients if their gradients count as zero."""
     from spodgt.problems.protocols import HasOptimum
 
     zero = summary.outlooks[0]
@@ -265,9 +265,9 @@ def _idle_clients(summary: TheorySummary) -> str:
         text = f"Idle clients move the limit of {zero.method} by {_number(shift)} from the optimum"
     else:
         text = (
-            f"Idle clients: at the last point the gradient that {zero.method} follows, Σ p_i ∇F_i / "
-            f"Σ p_i, differs by {_number(summary.gradient_bias)} of a client's typical gradient; in "
-            f"the model that moves the limit by {_number(zero.bias)}"
+            f"Idle clients: at the last point the gradient that {zero.method} follows, Σ p_i ∇F_i "
+            f"/ Σ p_i, differs by {_number(summary.gradient_bias)} of a client's typical gradient; "
+            f"in the model that moves the limit by {_number(zero.bias)}"
         )
     return f"{text}; with memory (or importance weights) by 0."
 

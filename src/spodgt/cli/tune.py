@@ -15,7 +15,7 @@ from rich.table import Table
 
 from spodgt.cli.app import (
     ConfigOption,
-    ExperimentOptions,
+    ConfigOptions,
     JsonOption,
     app,
     load_experiment,
@@ -24,7 +24,7 @@ from spodgt.cli.app import (
     text_option,
 )
 from spodgt.cli.option_groups import with_option_groups
-from spodgt.cli.sweep import SweepOptions, exit_interrupted
+from spodgt.cli.sweep import SweepExecutionOptions, exit_interrupted
 from spodgt.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -77,8 +77,8 @@ def tune(
     as_json: JsonOption = False,
     *,
     search: SearchOptions,
-    options: SweepOptions,
-    changes: ExperimentOptions,
+    options: SweepExecutionOptions,
+    changes: ConfigOptions,
 ) -> None:
     """Find the best step size of each method by short runs.
 
@@ -100,7 +100,11 @@ def tune(
 
 
 def run_search(
-    experiment: Experiment, folder: Path, search: Search, options: SweepOptions, quiet: bool
+    experiment: Experiment,
+    folder: Path,
+    search: Search,
+    options: SweepExecutionOptions,
+    quiet: bool,
 ) -> Tuned:
     """Run a search for step sizes, with progress bars unless `quiet`."""
     from spodgt.sweeps.tune import tune_experiment

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,11 +15,12 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from spodgt._util.deprecation import RenamedAttribute
-from spodgt.algorithms import ALGORITHMS, algorithms, is_installed, method
+from spodgt.algorithms import is_installed
 from spodgt.algorithms.base import Algorithm
 from spodgt.errors import InvalidConfig, InvalidInput
 from spodgt.experiment import toml
 from spodgt.experiment.join import join_clients
+from spodgt.experiment.methods import Entry, build_method, check_methods
 from spodgt.experiment.problem_recipes import Classification, ProblemRecipe
 from spodgt.experiment.run_options import (
     DEFAULT_DELAY,
@@ -29,8 +29,9 @@ from spodgt.experiment.run_options import (
     RunOptions,
     read_seeds,
 )
+from spodgt.experiment.sections import read_sections
 from spodgt.experiment.toml import SECTIONS, Table, checksum
-from spodgt.network import Network, Recipe, as_network, check_network
+from spodgt.network import GraphRecipe, Network, as_network, check_network
 from spodgt.network.graphs import RandomGeometric
 from spodgt.participation import (
     Always,
@@ -46,11 +47,8 @@ from spodgt.problems.python_problem import PythonProblem
 from spodgt.runtimes.events.durations import Time
 from spodgt.runtimes.world import Draw
 from spodgt.types import Availability, Problem
-from spodgt.validation import from_table, reject_unknown_keys, to_table
+from spodgt.validation import to_table
 
-Entry = (
-    str | Mapping[str, object] | Algorithm
-)  # a name, a table with a name and fields, or a method
 _SWEEP_KEYS = ("title", "base", "figure", "paper", "sweep")  # of files of `spodgt sweep`
 
 
@@ -69,7 +67,7 @@ class Experiment:
         time: How long gradients and messages take, for virtual time; None: rounds without seconds.
     """
 
-    network: Network | Recipe = RandomGeometric(10, 0.4)  # noqa: RUF009 (recipes are frozen)
+    network: Network | GraphRecipe = RandomGeometric(10, 0.4)  # noqa: RUF009 (recipes are frozen)
     participation: Participation = Beta()  # noqa: RUF009
     problem: Problem | ProblemRecipe = Classification()  # noqa: RUF009
     run: RunOptions = RunOptions(delay=DEFAULT_DELAY)  # noqa: RUF009
@@ -91,7 +89,7 @@ class Experiment:
 
     @property
     def rounds(self) -> int | None:
-        """The limit in rounds, or in ticks of virtual time; None if runs end by their delay only."""
+        """The limit in rounds or ticks of virtual time; None if runs end by their delay only."""
         rounds = self.run.rounds
         if self.run.seconds is None or self.time is None:
             return rounds
@@ -101,21 +99,7 @@ class Experiment:
     @cached_property
     def methods(self) -> tuple[Algorithm, ...]:
         """The methods, with step size and layers of `run` where they have none of their own."""
-        return tuple(self._method(entry) for entry in self.run.methods)
-
-    def _method(self, entry: object) -> Algorithm:
-        if isinstance(entry, Algorithm):
-            return entry
-        table = {"name": entry} if isinstance(entry, str) else entry
-        if not isinstance(table, Mapping) or "name" not in table:
-            raise InvalidConfig(
-                f'run.methods must hold names or tables with a name, got {entry!r}; use "spod-gt".'
-            )
-        fields = {**(self.run.layers or {}), **table}
-        name = fields.pop("name")
-        if self.run.step_size is not None and _has_step_size(str(name)):
-            fields.setdefault("step_size", self.run.step_size)
-        return method(name, **fields)
+        return tuple(build_method(entry, self.run) for entry in self.run.methods)
 
     # --- TOML ------------------------------------------------------------------------------------
     @classmethod
@@ -131,23 +115,7 @@ class Experiment:
                 raise InvalidConfig(
                     f"{key}={tables[key]!r} belongs to a sweep; use spodgt sweep FILE."
                 )
-        return cls()._replace_sections(tables)
-
-    def _replace_sections(self, tables: Mapping[str, object]) -> Experiment:
-        reject_unknown_keys(tables, SECTIONS, "the config")
-        parts: Table = {}
-        for name, table in tables.items():
-            if name == "run":
-                parts["run"] = RunOptions.parse(toml.check_table(table, name))
-            elif name == "network":
-                parts["network"], parts["weights"] = toml.read_network(table)
-            elif name == "participation":
-                parts["participation"] = toml.read_participation(table)
-            elif name == "time":
-                parts["time"] = from_table(Time, toml.check_table(table, name), name)
-            else:
-                parts["problem"] = toml.read_problem(table)
-        return replace(self, **parts)
+        return replace(cls(), **read_sections(tables))
 
     def resolve_relative_to(self, folder: Path) -> Experiment:
         """The same experiment, with user code also searched for in `folder`, that of its config."""
@@ -166,7 +134,7 @@ class Experiment:
         changed = toml.change_keys(tables, changes)
         if "run" in tables and not changes.keys() & {"run", "run.methods"}:
             changed["run"]["methods"] = self.run.methods  # objects of Python are not converted
-        return self._replace_sections(changed)
+        return replace(self, **read_sections(changed))
 
     def _table(self, section: str) -> Table:
         """One section of the config."""
@@ -201,7 +169,7 @@ class Experiment:
         cls,
         methods: Entry | Iterable[Entry],
         problem: Problem | ProblemRecipe,
-        network: Network | Recipe,
+        network: Network | GraphRecipe,
         participation: Participation = Always(),  # noqa: B008
         **options: Unpack[ExperimentOptions],
     ) -> Experiment:
@@ -219,7 +187,7 @@ class Experiment:
         time = run_options.pop("time", None)
         weights = run_options.pop("weights", None)
         dtype = run_options.get("dtype", torch.float32)
-        entries = _check_methods(methods)
+        entries = check_methods(methods)
         run_options["seeds"] = read_seeds(run_options.get("seeds", (0,)))
         if dtype not in (torch.float32, torch.float64):
             raise InvalidInput(f"dtype must be torch.float32 or torch.float64, got {dtype!r}.")
@@ -242,7 +210,7 @@ class Experiment:
 
     # --- draws -----------------------------------------------------------------------------------
     def draw(self, seed: int) -> Draw:
-        """Network, availability, problem and initial models of any `seed`, also one not in `run`."""
+        """Network, availability, problem and initial models of any `seed`, in `run` or not."""
         network = as_network(self.network, seed, self.weights)
         network, problem = join_clients(network, self.base_problem.draw(seed))
         availability = as_availability(self.participation, network, seed)
@@ -301,33 +269,6 @@ class Experiment:
     # Deprecated names, removed in the next release.
     beside = RenamedAttribute("resolve_relative_to")
     undivided = RenamedAttribute("base_problem")
-
-
-def _check_methods(methods: Entry | Iterable[Entry]) -> list[object]:
-    """A list of methods and tables, from the argument of `compare`."""
-    if isinstance(methods, str | Algorithm | Mapping):
-        methods = [methods]
-    if not isinstance(methods, Iterable):
-        raise InvalidInput(
-            f'methods must be a list of methods, got {type(methods).__name__}; use ["spod-gt"].'
-        )
-    entries: list[object] = []
-    for entry in methods:
-        entries.append(entry if isinstance(entry, Mapping) else method(entry))
-    if not entries:
-        raise InvalidInput('methods must name at least one method, got none; use ["spod-gt"].')
-    return entries
-
-
-def _has_step_size(name: str) -> bool:
-    """Whether the method of this name has a step size."""
-    algorithm = ALGORITHMS.get(name)
-    if algorithm is None:
-        algorithm = algorithms().get(name)  # those of installed packages, which are slow to list
-    if algorithm is None:
-        return False
-    fields = dataclasses.fields(algorithm)  # type: ignore[arg-type]
-    return any(each.name == "step_size" for each in fields)
 
 
 def _class_name(value: object) -> str:

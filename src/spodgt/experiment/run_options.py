@@ -227,9 +227,7 @@ class RunOptions:
                 f"autocast='bf16' needs dtype=float32, got {self.dtype}; leave one of them out."
             )
         if self.rounds is None and self.delay is None and self.seconds is None:
-            raise InvalidInput(
-                "rounds or delay must say when to stop, got neither; use delay=5000."
-            )
+            raise InvalidInput("rounds or delay is required, got neither; use delay=5000.")
 
     @property
     def seed_list(self) -> list[int]:

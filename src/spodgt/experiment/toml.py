@@ -27,7 +27,7 @@ from torch import Tensor, uint8
 
 from spodgt.errors import InvalidConfig
 from spodgt.experiment.problem_recipes import PROBLEMS, Classification, ProblemRecipe, Speeches
-from spodgt.network import NETWORKS, WEIGHT_RULES, GraphFile, Network, Recipe
+from spodgt.network import NETWORKS, WEIGHT_RULES, GraphFile, GraphRecipe, Network
 from spodgt.participation import PARTICIPATIONS, Participation
 from spodgt.problems.data import PARTITIONS, BySpeaker
 from spodgt.problems.protocols import HasIdentity
@@ -80,7 +80,7 @@ def value_of(text: str) -> Any:
 
 
 # --- from tables ---------------------------------------------------------------------------------
-def read_network(table: object) -> tuple[Recipe, str | None]:
+def read_network(table: object) -> tuple[GraphRecipe, str | None]:
     """The recipe of `[network]`, and its rule for weights; a file with weights needs a rule."""
     fields = _with_defaults(table, "network")
     default = None if fields["kind"] == GraphFile.name else "degree"
@@ -206,7 +206,7 @@ def is_rerunnable(tables: Mapping[str, object]) -> bool:
 
 
 # --- to tables -----------------------------------------------------------------------------------
-def network_table(network: Network | Recipe, weights: str | None) -> Table:
+def network_table(network: Network | GraphRecipe, weights: str | None) -> Table:
     """`[network]`; a fixed network is described by its size and a checksum of links and weights."""
     if isinstance(network, Network):
         arrays = [network.receivers, network.senders, network.a, network.b]

@@ -51,3 +51,7 @@ __all__ = [
     "save_all",
     "separate_overlaps",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

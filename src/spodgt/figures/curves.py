@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -46,6 +46,20 @@ _SIDE_LEGEND: dict[str, Any] = {
 }
 
 
+class _Form(NamedTuple):
+    """Sizes of a figure, in inches, and of its lines, in points."""
+
+    width: float
+    height: float
+    line_width: float
+
+
+_FORMS: dict[FigureStyle, _Form] = {
+    "screen": _Form(7.2, 4.4, 2.0),
+    "column": _Form(COLUMN_WIDTH, 2.65, 1.2),
+}
+
+
 # --- curves --------------------------------------------------------------------------------------
 def plot_curves(
     frame: pd.DataFrame,
@@ -77,16 +91,14 @@ def plot_curves(
     _check_column(frame, "against", against)
     grid, bands = statistics.bands(frame, metric, against)
     styles = line_styles(list(bands), method_names)
+    form = _FORMS[style]
     with style_context(style):
-        size = (7.2, 4.4) if style == "screen" else (COLUMN_WIDTH, 2.65)
-        figure, axes = new_figure(*size)
+        figure, axes = new_figure(form.width, form.height)
         for method, band in bands.items():
-            _plot_band(axes, grid, band, styles[method], method, 2 if style == "screen" else 1.2)
+            _plot_band(axes, grid, band, styles[method], method, form.line_width)
         axes.set_xlim(0, end or grid[-1] or 1)  # a run that stopped at once has no width
         _label_x_axis(axes, axis_labels.get(against, against), is_bytes=against == "bytes")
-        has_positive = any((band.mean > 0).any() for band in bands.values())
-        if metric in METRICS and METRICS[metric].log and has_positive:
-            axes.set_yscale("log")
+        _scale_y_axis(axes, metric, bands)
         if style == "column":
             finish_column(figure, [axes], metric, title, note)
             return figure
@@ -121,6 +133,13 @@ def _label_x_axis(axes: Axes, text: str, *, is_bytes: bool) -> None:
     axes.set_xlabel(text)
     if is_bytes:
         axes.xaxis.set_major_formatter(EngFormatter())
+
+
+def _scale_y_axis(axes: Axes, metric: str, bands: Mapping[str, Band]) -> None:
+    """Use a logarithmic axis for a metric that declares it, if there is a positive value."""
+    is_logarithmic = metric in METRICS and METRICS[metric].log
+    if is_logarithmic and any((band.mean > 0).any() for band in bands.values()):
+        axes.set_yscale("log")
 
 
 def _add_final_values(axes: Axes, bands: Mapping[str, Band], metric: str, seeds: int) -> None:

@@ -2,11 +2,12 @@
 
 from spodgt.network.files import GraphFile
 from spodgt.network.graph import Digraph
-from spodgt.network.graphs import RECIPES, Recipe
+from spodgt.network.graphs import RECIPES, GraphRecipe
 from spodgt.network.mixing_weights import WEIGHT_RULES
-from spodgt.network.network import DENSE_LIMIT, Network, as_network, check_network
+from spodgt.network.network import Network, as_network, check_network
+from spodgt.network.weighted_digraph import DENSE_LIMIT
 
-NETWORKS: dict[str, type[Recipe]] = {**RECIPES, GraphFile.name: GraphFile}  # kinds in a config
+NETWORKS: dict[str, type[GraphRecipe]] = {**RECIPES, GraphFile.name: GraphFile}  # kinds in a config
 
 __all__ = [
     "DENSE_LIMIT",
@@ -14,8 +15,8 @@ __all__ = [
     "WEIGHT_RULES",
     "Digraph",
     "GraphFile",
+    "GraphRecipe",
     "Network",
-    "Recipe",
     "as_network",
     "check_network",
 ]

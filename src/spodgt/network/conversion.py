@@ -17,6 +17,7 @@ from spodgt.types import Floats
 
 if TYPE_CHECKING:
     import networkx
+    from scipy.sparse import coo_array
 
 _POSITION_KEYS = (("x", "y"), ("Longitude", "Latitude"))  # node attributes, in this order
 
@@ -32,6 +33,29 @@ def graph_from_networkx(graph: networkx.Graph, nodelist: Sequence[Hashable] | No
             Latitude become positions, scaled to the unit square, if all nodes have them.
         nodelist: All nodes, in the order of the clients.
     """
+    _check_graph(graph)
+    nodes = _ordered_nodes(graph, nodelist)
+    client_of = {node: client for client, node in enumerate(nodes)}
+    edges = list(graph.edges(data="weight"))
+    senders = np.array([client_of[sender] for sender, _, _ in edges], np.int64)
+    receivers = np.array([client_of[receiver] for _, receiver, _ in edges], np.int64)
+    weights = _edge_weights([weight for _, _, weight in edges])
+    if not graph.is_directed():  # an edge is a link in each direction
+        one_way = senders
+        senders = np.concatenate([senders, receivers])
+        receivers = np.concatenate([receivers, one_way])
+        weights = None if weights is None else np.tile(weights, 2)
+    return Graph.of(
+        len(nodes),
+        receivers,
+        senders,
+        positions=_positions([graph.nodes[node] for node in nodes]),
+        names=_client_names(nodes),
+        weights=weights,
+    )
+
+
+def _check_graph(graph: networkx.Graph) -> None:
     import networkx as nx
 
     if not isinstance(graph, nx.Graph):
@@ -43,30 +67,20 @@ def graph_from_networkx(graph: networkx.Graph, nodelist: Sequence[Hashable] | No
         raise InvalidNetwork(
             "graph must be a Graph or DiGraph, got a multigraph; use networkx.DiGraph(graph)."
         )
-    nodes = _ordered_nodes(graph, nodelist)
-    client_of = {node: client for client, node in enumerate(nodes)}
-    senders = []
-    receivers = []
-    weights = []
-    for sender, receiver, weight in graph.edges(data="weight"):
-        senders.append(client_of[sender])
-        receivers.append(client_of[receiver])
-        weights.append(weight)
-    has_weights = any(weight is not None for weight in weights)
-    edge_weights = np.array([_float_or_nan(weight) for weight in weights])
-    if not graph.is_directed():
-        senders, receivers = senders + receivers, receivers + senders
-        edge_weights = np.tile(edge_weights, 2)
+
+
+def _edge_weights(weights: Sequence[object]) -> Floats | None:
+    """Weights of the edges, NaN where one is missing; None if no edge has one."""
+    if all(weight is None for weight in weights):
+        return None
+    return np.array([_float_or_nan(weight) for weight in weights])
+
+
+def _client_names(nodes: Sequence[Hashable]) -> tuple[str, ...] | None:
+    """The nodes as text; None if they are the numbers of the clients."""
     names = tuple(str(node) for node in nodes)
-    are_numbers = names == tuple(str(client) for client in range(len(nodes)))
-    return Graph.of(
-        len(nodes),
-        np.array(receivers, np.int64),
-        np.array(senders, np.int64),
-        positions=_positions([graph.nodes[node] for node in nodes]),
-        names=None if are_numbers else names,
-        weights=edge_weights if has_weights else None,
-    )
+    numbers = tuple(str(client) for client in range(len(nodes)))
+    return None if names == numbers else names
 
 
 def _ordered_nodes(
@@ -112,27 +126,15 @@ def graph_from_matrix(
         names: One name per client.
     """
     if isinstance(adjacency, SparseMatrix):
-        from scipy.sparse import coo_array
-
-        matrix = coo_array(adjacency)
-        matrix.sum_duplicates()
-        matrix.eliminate_zeros()
-        if matrix.data.dtype.kind not in "biuf":
-            raise InvalidNetwork(
-                f"adjacency must be a matrix of real numbers, got {matrix.data.dtype}."
-            )
-        shape = matrix.shape
+        matrix = _checked_sparse_matrix(adjacency)
+        clients = matrix.shape[0]
         receivers, senders = matrix.coords
         entries = matrix.data
     else:
         array = as_square_matrix(adjacency, "adjacency")
-        shape = array.shape
+        clients = array.shape[0]
         receivers, senders = np.nonzero(array)
         entries = array[receivers, senders]
-    if shape[0] != shape[1]:
-        raise InvalidNetwork(
-            f"adjacency must be a square (clients, clients) matrix, got shape {shape}."
-        )
     weights = entries.astype(np.float64)
     is_finite = np.isfinite(weights)
     if not is_finite.all():
@@ -141,5 +143,22 @@ def graph_from_matrix(
             f"adjacency must be finite, but [{receivers[first]}, {senders[first]}] is "
             f"{weights[first]:.3g}; set it to 0 or 1."
         )
-    clients = shape[0]
     return Graph.of(clients, receivers, senders, names=check_names(names, clients), weights=weights)
+
+
+def _checked_sparse_matrix(adjacency: SparseMatrix) -> coo_array:
+    """Entries other than zero, each once."""
+    from scipy.sparse import coo_array
+
+    matrix = coo_array(adjacency)
+    matrix.sum_duplicates()
+    matrix.eliminate_zeros()
+    if matrix.data.dtype.kind not in "biuf":
+        raise InvalidNetwork(
+            f"adjacency must be a matrix of real numbers, got {matrix.data.dtype}."
+        )
+    if matrix.shape[0] != matrix.shape[1]:
+        raise InvalidNetwork(
+            f"adjacency must be a square (clients, clients) matrix, got shape {matrix.shape}."
+        )
+    return matrix

@@ -24,9 +24,9 @@ _SUFFIXES = (".graphml", ".gml", ".txt", ".edgelist", ".csv")
 class GraphFile:
     """The graph in a file, the same for every seed; the file is read on first use.
 
-    Formats: `.graphml` and `.gml` as networkx reads them; `.txt` and `.edgelist` with lines "u v" or
-    "u v weight" (u sends to v); `.csv` with a matrix [receiver, sender], with or without names in
-    the first row and column. Clients and names are those of `Network.from_networkx`.
+    Formats: `.graphml` and `.gml` as networkx reads them; `.txt` and `.edgelist` with lines "u v"
+    or "u v weight" (u sends to v); `.csv` with a matrix [receiver, sender], with or without names
+    in the first row and column. Clients and names are those of `Network.from_networkx`.
 
     Args:
         path: The file. If it does not exist, it is searched below the data directory, such as

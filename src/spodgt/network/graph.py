@@ -219,8 +219,8 @@ def sorted_order(clients: int, receivers: Ints, senders: Ints) -> Ints | None:
     if is_loop.any():
         link = int(is_loop.argmax())
         raise InvalidNetwork(
-            f"links must join two clients, but link {link} goes from "
-            f"{senders[link]} to itself; leave it out, or use Graph.of."
+            f"links must join two clients, but link {link} joins client "
+            f"{senders[link]} and itself; leave it out, or use Graph.of."
         )
     codes = receivers * clients + senders
     if (np.diff(codes) > 0).all():

@@ -14,8 +14,7 @@ import numpy as np
 from pydantic import AfterValidator, BeforeValidator, ValidationInfo
 
 from spodgt.errors import InvalidNetwork
-from spodgt.network.graph import MAX_CLIENTS
-from spodgt.network.graph import Graph as Graph  # noqa: PLC0414 - exported
+from spodgt.network.graph import MAX_CLIENTS, Graph
 from spodgt.rng import generator, sample_without_replacement
 from spodgt.types import Floats, Ints
 from spodgt.validation import Field, FieldHint, Number, Whole, recipe
@@ -23,11 +22,25 @@ from spodgt.validation import Field, FieldHint, Number, Whole, recipe
 if TYPE_CHECKING:
     from scipy.spatial import cKDTree
 
+__all__ = [
+    "Complete",
+    "DirectedGeometric",
+    "ErdosRenyi",
+    "Exponential",
+    "Graph",
+    "GraphRecipe",
+    "KOut",
+    "KRegular",
+    "RandomGeometric",
+    "Ring",
+    "Star",
+]
+
 _MAX_ATTEMPTS = 1000
 
 
 @runtime_checkable
-class Recipe(Protocol):
+class GraphRecipe(Protocol):
     """Draws a digraph for each seed."""
 
     name: ClassVar[str]
@@ -38,7 +51,7 @@ class Recipe(Protocol):
     def draw(self, seed: int) -> Graph: ...
 
 
-RECIPES: dict[str, type[Recipe]] = {}  # by name; the decorator `recipe` adds a class
+RECIPES: dict[str, type[GraphRecipe]] = {}  # by name; the decorator `recipe` adds a class
 
 
 def _check_degree(value: object, info: ValidationInfo) -> int:
@@ -74,7 +87,7 @@ Probability = Annotated[Number, Field(gt=0, le=1), FieldHint("in (0, 1]")]
 
 
 def _draw_connected(
-    recipe: Recipe, attempt: Callable[[np.random.Generator], Graph], seed: int, fix: str
+    recipe: GraphRecipe, attempt: Callable[[np.random.Generator], Graph], seed: int, fix: str
 ) -> Graph:
     """Draw graphs until one is strongly connected; each attempt has its own random stream."""
     # A large graph that is not connected will not be connected at the next attempt either.
@@ -168,7 +181,7 @@ class Ring:
 
 @recipe(InvalidNetwork, RECIPES)
 class Exponential:
-    """Client i sends to i + 1, i + 2, i + 4, …: the static exponential graph [assran2019stochastic].
+    """The static exponential graph: i sends to i + 1, i + 2, i + 4, … [assran2019stochastic].
 
     Args:
         clients: Number of clients.
@@ -270,8 +283,8 @@ class KOut:
 class KRegular:
     """Each client sends to `degree` others and receives from `degree` others.
 
-    One random cycle through all clients makes it strongly connected, so it suits any size; the other
-    links are random permutations.
+    One random cycle through all clients makes it strongly connected, so it suits any size; the
+    other links are random permutations.
 
     Args:
         clients: Number of clients.
@@ -320,3 +333,7 @@ def _bernoulli_successes(draws: np.random.Generator, trials: int, probability: f
         last = int(parts[-1][-1])
     successes = np.concatenate(parts)
     return successes[successes < trials]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -20,8 +20,8 @@ from spodgt._util.text import short_repr
 from spodgt.errors import InvalidNetwork
 from spodgt.network import graphs
 from spodgt.network.conversion import graph_from_matrix, graph_from_networkx
-from spodgt.network.graph import Digraph, Graph, check_connected, check_links, sorted_order
-from spodgt.network.graphs import Recipe
+from spodgt.network.graph import Graph, check_connected, check_links, sorted_order
+from spodgt.network.graphs import GraphRecipe
 from spodgt.network.mixing_weights import (
     WEIGHT_RULES,
     SparseMatrix,
@@ -31,16 +31,15 @@ from spodgt.network.mixing_weights import (
     select_edge_weights,
 )
 from spodgt.network.names import check_names
-from spodgt.types import Bools, Floats, Ints
+from spodgt.network.weighted_digraph import WeightedDigraph
+from spodgt.types import Floats, Ints
 
 if TYPE_CHECKING:
     import networkx
 
-DENSE_LIMIT = 2000  # clients above which no (clients, clients) matrix is computed
-
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Network(Digraph):
+class Network(WeightedDigraph):
     """The links between clients and their mixing weights. Build one with the class methods below.
 
     Args:
@@ -87,7 +86,7 @@ class Network(Digraph):
 
     # --- from a recipe -----------------------------------------------------------------------
     @classmethod
-    def draw(cls, recipe: Recipe, *, seed: int = 0, weights: str | None = None) -> Network:
+    def draw(cls, recipe: GraphRecipe, *, seed: int = 0, weights: str | None = None) -> Network:
         """Draw the graph of a recipe and compute its mixing weights.
 
         Args:
@@ -262,61 +261,9 @@ class Network(Digraph):
             graph.names,
         )
 
-    # --- views -------------------------------------------------------------------------------
     def __repr__(self) -> str:
         kind = "not all two-way" if self.w is None else "all two-way"
         return f"<Network: {self.clients:,} clients, {self.links:,} links, {kind}>"
-
-    @property
-    def graph(self) -> networkx.DiGraph:
-        """A `networkx.DiGraph` with an edge (j, i) for link j → i, with its weights a and b."""
-        import networkx as nx
-
-        nodes = range(self.clients) if self.names is None else self.names
-        graph = nx.DiGraph()
-        graph.add_nodes_from(nodes)
-        for i, j, a, b in zip(self.receivers, self.senders, self.a, self.b, strict=True):
-            graph.add_edge(nodes[j], nodes[i], a=float(a), b=float(b))
-        return graph
-
-    @property
-    def adjacency(self) -> Bools:
-        """(clients, clients), [receiver, sender]."""
-        return self._dense(np.ones(self.links)).astype(bool)
-
-    @property
-    def A(self) -> Floats:
-        """Row-stochastic (clients, clients)."""
-        matrix = self._dense(self.a)
-        return matrix + np.diag(1 - matrix.sum(1))
-
-    @property
-    def B(self) -> Floats:
-        """Column-stochastic (clients, clients)."""
-        matrix = self._dense(self.b)
-        return matrix + np.diag(1 - matrix.sum(0))
-
-    @property
-    def W(self) -> Floats:
-        """Symmetric and doubly stochastic (clients, clients); only if links are two-way."""
-        if self.w is None:
-            sender, receiver = map(self.label, self.one_way_link())
-            raise InvalidNetwork(
-                f"W exists only where every link has its reverse, and link {sender} → {receiver} "
-                f"has none; add link {receiver} → {sender} or use a method for directed graphs."
-            )
-        matrix = self._dense(self.w)
-        return matrix + np.diag(1 - matrix.sum(1))
-
-    def _dense(self, values: Floats) -> Floats:
-        if self.clients > DENSE_LIMIT:
-            raise InvalidNetwork(
-                f"a dense matrix of {self.clients} clients is not made above {DENSE_LIMIT}; "
-                "use network.receivers, network.senders and the link weights network.a, network.b."
-            )
-        matrix = np.zeros((self.clients, self.clients))
-        matrix[self.receivers, self.senders] = values
-        return matrix
 
 
 def check_network(network: object) -> None:
@@ -324,7 +271,7 @@ def check_network(network: object) -> None:
     if isinstance(network, type):
         got = f"the class {network.__name__}"
         fix = f"use spodgt.graphs.{network.__name__}(…) with its arguments."
-    elif isinstance(network, Network | Recipe):
+    elif isinstance(network, Network | GraphRecipe):
         return
     else:
         got = type(network).__name__
@@ -334,7 +281,7 @@ def check_network(network: object) -> None:
     )
 
 
-def as_network(network: Network | Recipe, seed: int, weights: str | None = None) -> Network:
+def as_network(network: Network | GraphRecipe, seed: int, weights: str | None = None) -> Network:
     """The network itself, which is the same for every seed, or the network drawn from a recipe."""
     check_network(network)
     if isinstance(network, Network):
@@ -359,7 +306,7 @@ def _check_link_weights(values: Floats, name: str, links: int) -> Floats:
 class _DeprecatedGraph:
     """A former class method such as `Network.complete(clients)`."""
 
-    def __init__(self, name: str, recipe: type[Recipe]) -> None:
+    def __init__(self, name: str, recipe: type[GraphRecipe]) -> None:
         self.name = name
         self.recipe = recipe
 
@@ -371,7 +318,7 @@ class _DeprecatedGraph:
         return Network.draw(self.recipe(*args, **fields), seed=seed, weights=weights)
 
 
-_DEPRECATED_GRAPHS: dict[str, type[Recipe]] = {
+_DEPRECATED_GRAPHS: dict[str, type[GraphRecipe]] = {
     "complete": graphs.Complete,
     "star": graphs.Star,
     "erdos_renyi": graphs.ErdosRenyi,

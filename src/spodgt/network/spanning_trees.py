@@ -1,4 +1,4 @@
-"""Two spanning trees with one root: shortest paths to the root and from it, by the costs of links."""
+"""Two spanning trees with one root: shortest paths to it and from it, by costs of links."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from spodgt.errors import InvalidNetwork
-from spodgt.network.network import DENSE_LIMIT, Network
+from spodgt.network.network import Network
+from spodgt.network.weighted_digraph import DENSE_LIMIT
 from spodgt.types import Bools, Floats, Ints
 
 _MAX_COST = 1e12  # larger costs count as this one, so that sums of costs keep their order
@@ -104,7 +105,7 @@ def _choose_root(
 
 
 def _cheapest_link_per_client(costs: Floats, ends: Ints, root: int) -> Bools:
-    """(links,) the cheapest link at each client's end, except at the root's; the first of equals."""
+    """(links,) the cheapest link of each client but the root; the first of equals."""
     order = np.lexsort((np.arange(len(ends)), costs, ends))
     order = order[np.isfinite(costs[order]) & (ends[order] != root)]
     _, first_of_client = np.unique(ends[order], return_index=True)

@@ -1,7 +1,8 @@
 """Which clients compute and which links work in round k, for one network and one seed.
 
 Availabilities are pure functions of the round. Masks are (rounds, clients) and (rounds, links).
-Recipes draw them (`recipes`, `correlated`, `traces`); methods wrap them to change the active clients.
+Recipes draw them (`recipes`, `correlated`, `traces`); methods wrap them to change the active
+clients.
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ def _one_per_round(count: int, *columns: Ints) -> Bools:
 # --- wrappers ------------------------------------------------------------------------------------
 @dataclass(frozen=True, eq=False)
 class AvailabilityWrapper:
-    """Base of wrappers; keeps `p` and `p_hat` of the wrapped availability, which the clock charges."""
+    """Base of wrappers; keeps `p` and `p_hat` of the wrapped one, which the clock charges."""
 
     base: Availability
 
@@ -323,9 +324,9 @@ class ActiveDegreeWeights(AvailabilityWrapper):
 class RandomActivation(AvailabilityWrapper):
     """One random client per round, with a random in- and out-neighbour.
 
-    The client pulls from the in-neighbour and pushes to the out-neighbour; with `pairs` it exchanges
-    both ways with the in-neighbour. All clients compute in round 0, later only those involved. The
-    clock charges the time to wait for the neighbours.
+    The client pulls from the in-neighbour and pushes to the out-neighbour; with `pairs` it
+    exchanges both ways with the in-neighbour. All clients compute in round 0, later only those
+    involved. The clock charges the time to wait for the neighbours.
 
     Args:
         base: The wrapped availability.

@@ -1,8 +1,8 @@
 """Correlated availability: Markov chains, Gilbert-Elliott links, days and nights, outages.
 
-All of these are stationary: p and p̂, which the clock and the methods use, are the exact frequencies
-in each round (for days and nights: over a whole cycle), also in round 0. The state in round k is a
-pure function of (seed, k), as with independent draws.
+All of these are stationary: p and p̂, which the clock and the methods use, are the exact
+frequencies in each round (for days and nights: over a whole cycle), also in round 0. The state in
+round k is a pure function of (seed, k), as with independent draws.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class CorrelatedAvailability(HasProbabilities):
 # --- fields --------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class NumbersField:
-    """Validator of a field of one number, or one per client or link, in a list or a dict by name."""
+    """Validator of a field of one number, or one per client or link in a list or dict."""
 
     least: float
     most: float
@@ -284,9 +284,9 @@ class Markov:
 class Bursts:
     """The probabilities of another participation, such as Beta, with correlated rounds.
 
-    In each round a client or link is drawn anew with probability 1/length, with its own p or p̂, and
-    else keeps its state: frequencies do not change, and the autocorrelation at a lag of n rounds is
-    (1 - 1/length)ⁿ.
+    In each round a client or link is drawn anew with probability 1/length, with its own p or p̂,
+    and else keeps its state: frequencies do not change, and the autocorrelation at a lag of n
+    rounds is (1 - 1/length)ⁿ.
 
     Args:
         of: A participation with independent draws: Bernoulli, Beta or Always.
@@ -517,7 +517,7 @@ class Outages:
 
 def _positions(network: Network, key: str, instead: str) -> Floats:
     if network.positions is None:
-        raise InvalidInput(f"{key} needs a network whose clients have positions; use {instead}.")
+        raise InvalidInput(f"{key} needs a network with positions of clients; use {instead}.")
     return network.positions
 
 

@@ -51,8 +51,12 @@ class LogReader:
     end: float | str | None
     cover: float
 
+    @property
+    def _reader(self) -> ColumnReader:
+        return ColumnReader(self.source)
+
     def read(self, table: pd.DataFrame) -> RecordedRounds:
-        """The rounds of a log.
+        """Convert a log to rounds.
 
         Raises:
             InvalidInput: Columns are missing, or an entry is invalid.
@@ -87,7 +91,8 @@ class LogReader:
         for name in required:
             if name not in table.columns:
                 raise InvalidInput(
-                    f"trace {self.source} must have columns {', '.join(required)}, but lacks {name}."
+                    f"trace {self.source} must have columns {', '.join(required)}, "
+                    f"but lacks {name}."
                 )
         if not len(table):
             raise InvalidInput(f"trace {self.source} must have rows, got none; record something.")
@@ -151,25 +156,27 @@ class LogReader:
         return mask
 
     def _up_by_number(self, columns: dict[str, pd.Series], target: Ints, width: int) -> Bools:
-        rounds = self._numbers(columns["round"], "round")
+        rounds = self._reader.numbers(columns["round"], "round")
         is_valid = np.isfinite(rounds) & (rounds >= 0) & (rounds == np.floor(rounds))
-        self._require(is_valid, columns["round"], "round must be whole numbers of at least 0")
+        self._reader.require(
+            is_valid, columns["round"], "round must be whole numbers of at least 0"
+        )
         mask = np.zeros((self._check_rounds(rounds.max() + 1, width), target.max() + 1), bool)
-        mask[rounds.astype(np.int64), target] = self._truth_values(columns["up"])
+        mask[rounds.astype(np.int64), target] = self._reader.truth_values(columns["up"])
         return mask
 
     def _intervals(self, columns: dict[str, pd.Series], target: Ints) -> Intervals:
         """The times up; a row that is down gives an interval of length zero."""
         if "start" in columns:
-            start = self._numbers(columns["start"], "start")
-            end = self._numbers(columns["end"], "end")
-            self._require(np.isfinite(start), columns["start"], "start must be times")
+            start = self._reader.numbers(columns["start"], "start")
+            end = self._reader.numbers(columns["end"], "end")
+            self._reader.require(np.isfinite(start), columns["start"], "start must be times")
             is_ordered = np.isnan(end) | (end >= start)
-            self._require(is_ordered, columns["end"], "end must not be before start")
+            self._reader.require(is_ordered, columns["end"], "end must not be before start")
             return Intervals(start, end)
-        time = self._numbers(columns["time"], "time")
-        is_up = self._truth_values(columns["up"])
-        self._require(np.isfinite(time), columns["time"], "time must be times")
+        time = self._reader.numbers(columns["time"], "time")
+        is_up = self._reader.truth_values(columns["up"])
+        self._reader.require(np.isfinite(time), columns["time"], "time must be times")
         order = np.lexsort((time, target))
         is_same_target = target[order][1:] == target[order][:-1]
         next_time = np.full(len(time), np.nan)
@@ -186,7 +193,7 @@ class LogReader:
     def _time(self, value: float | str, name: str) -> float:
         import pandas as pd
 
-        return float(self._numbers(pd.Series([value]), name)[0])
+        return float(self._reader.numbers(pd.Series([value]), name)[0])
 
     def _check_rounds(self, rounds: float, width: int) -> int:
         if rounds < 1:
@@ -201,14 +208,21 @@ class LogReader:
             )
         return int(rounds)
 
-    def _numbers(self, column: pd.Series, name: str) -> Floats:
+
+@dataclass(frozen=True)
+class ColumnReader:
+    """Converts columns of a log; `source` is its name in errors."""
+
+    source: str
+
+    def numbers(self, column: pd.Series, name: str) -> Floats:
         """A column of numbers, or of dates or durations in seconds; NaN for empty cells."""
         import pandas as pd
 
         is_date = pd.api.types.is_datetime64_any_dtype(column.dtype)
         is_duration = pd.api.types.is_timedelta64_dtype(column.dtype)
         if name == "round" and (is_date or is_duration):
-            self._require(np.zeros(len(column), bool), column, "round must be numbers")
+            self.require(np.zeros(len(column), bool), column, "round must be numbers")
         if is_date:
             return _seconds(column)
         if is_duration:
@@ -224,16 +238,16 @@ class LogReader:
         except (TypeError, ValueError):
             is_number = pd.to_numeric(column, errors="coerce").notna() | column.isna()
         allowed = "numbers" if name == "round" else "numbers, or dates"
-        self._require(is_number.to_numpy(), column, f"{name} must be {allowed}")
+        self.require(is_number.to_numpy(), column, f"{name} must be {allowed}")
         raise AssertionError("a column of numbers would have been read as such")
 
-    def _truth_values(self, column: pd.Series) -> Bools:
+    def truth_values(self, column: pd.Series) -> Bools:
         words = [str(value).strip().lower() for value in column]
         is_known = np.array([word in _TRUTH for word in words])
-        self._require(is_known, column, "up must be 1 or 0")
+        self.require(is_known, column, "up must be 1 or 0")
         return np.array([_TRUTH[word] for word in words], bool)
 
-    def _require(self, is_valid: Bools, column: pd.Series, requirement: str) -> None:
+    def require(self, is_valid: Bools, column: pd.Series, requirement: str) -> None:
         if not is_valid.all():
             row = int(np.argmin(is_valid))
             raise InvalidInput(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, TypedDict
 
-import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import BeforeValidator, SkipValidation
 from typing_extensions import Unpack
@@ -25,16 +24,14 @@ from spodgt.participation.recipes import (
     link_probabilities,
 )
 from spodgt.participation.trace_logs import LogReader
-from spodgt.types import Array, Availability, Bools, Floats, Ints
+from spodgt.participation.trace_masks import ALWAYS, BOTH_UP, Mask, TraceMasks, as_mask
+from spodgt.types import Availability, Bools, Ints
 from spodgt.validation import Field, FieldHint, Number, one_of, recipe
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_ALWAYS = "always"
-_BOTH_UP = "both-up"
 _RECORDED = "recorded"
-Mask = str | Sequence[Sequence[int]] | Array
 
 
 class LogOptions(TypedDict, total=False):
@@ -57,8 +54,8 @@ class Trace:
     Args:
         computes: (rounds + 1, clients) mask of computing clients, round 0 included. Or "always".
         links: Mask of working links: (rounds, clients, clients) as [receiver, sender], or (rounds,
-            links) in the network's order; with `repeat` one round more, for round 0. Or "always", or
-            "both-up": a link works in the rounds in which both its ends compute.
+            links) in the network's order; with `repeat` one round more, for round 0. Or "always",
+            or "both-up": a link works in the rounds in which both its ends compute.
         p: Probabilities that the delay clock charges, as in `Bernoulli`; the observed frequencies,
             which must be above 0, if None.
         p_hat: Likewise, of links.
@@ -69,8 +66,8 @@ class Trace:
     """
 
     name: ClassVar[str] = "trace"
-    computes: Annotated[Mask, SkipValidation, Field(examples=[_ALWAYS])]
-    links: Annotated[Mask, SkipValidation, Field(examples=[_BOTH_UP])]
+    computes: Annotated[Mask, SkipValidation, Field(examples=[ALWAYS])]
+    links: Annotated[Mask, SkipValidation, Field(examples=[BOTH_UP])]
     p: Annotated[Numbers | None, SkipValidation] = None
     p_hat: Annotated[Numbers | None, SkipValidation] = None
     repeat: bool = False
@@ -100,16 +97,17 @@ class Trace:
     ) -> Trace:
         """Convert a log to rounds.
 
-        Each row is about the client in column `client`, which computes, or about the link `sender` →
-        `receiver`, which works; a row with receiver = sender is about that client. Two columns hold
-        the times:
+        Each row is about the client in column `client`, which computes, or about the link `sender`
+        → `receiver`, which works; a row with receiver = sender is about that client. Two columns
+        hold the times:
 
         - round, up: 1 or 0 in that round;
         - start, end: up from start to end; without an end until the end of the log;
         - time, up: 1 or 0 from that time until the next row about it, or the end of the log.
 
         Without a row, a client or link is down. Times are numbers in any unit, or dates and times,
-        which count seconds: text, or datetime columns of any unit; without a time zone they are UTC.
+        which count seconds: text, or datetime columns of any unit; without a time zone they are
+        UTC.
 
         Args:
             table: The log, a pandas table or its columns by name.
@@ -126,19 +124,16 @@ class Trace:
         return TraceFile("table", **options).convert(frame)  # type: ignore[arg-type]
 
     def draw(self, network: Network, seed: int) -> Availability:
-        computes, links = self._masks(network)
-        self._check_lengths(len(computes), len(links))
-        p = computes.mean(0)
-        p_hat = links.mean(0) if len(links) else np.ones(network.links)
-        if self.p is not None:
+        masks = TraceMasks.of(self, network)
+        if self.p is None:
+            p = masks.client_frequencies()
+        else:
             p = client_probabilities(self.p, network)
-        elif not p.all():
-            raise self._never_active(p, "client", network.label)
-        if self.p_hat is not None:
+        if self.p_hat is None:
+            p_hat = masks.link_frequencies()
+        else:
             p_hat = link_probabilities(self.p_hat, network)
-        elif not p_hat.all():
-            raise self._never_active(p_hat, "link", network.link_label)
-        return AvailabilityTrace(p, p_hat, computes, links, seed, self.repeat)
+        return AvailabilityTrace(p, p_hat, masks.computes, masks.links, seed, self.repeat)
 
     def column(self, client: int, name: str = "") -> Bools:
         """(rounds + 1,) mask of the rounds in which one client computes.
@@ -147,169 +142,20 @@ class Trace:
             client: Number of the client, if the trace has no such name.
             name: Name of the client.
         """
-        computes = _as_mask(self.computes, "computes")
+        computes = as_mask(self.computes, "computes")
         labels = range(computes.shape[1]) if self.names is None else self.names
         column_of = {str(label): column for column, label in enumerate(labels)}
         column = column_of.get(name, column_of.get(str(client)))
         if column is None or not computes[:, column].any():
             raise InvalidInput(
-                f"{self._description} never lets client {name or client} compute; add its rows."
+                f"{self.description} never lets client {name or client} compute; add its rows."
             )
         return computes[:, column]
 
     @property
-    def _description(self) -> str:
+    def description(self) -> str:
+        """The trace, in errors."""
         return "the trace" if self.source == "arrays" else f"trace {self.source}"
-
-    def _check_lengths(self, client_rounds: int, link_rounds: int) -> None:
-        if self.repeat:
-            expected = link_rounds
-            rule = "as many rounds as links (from the second pass on round 0 has links)"
-        else:
-            expected = link_rounds + 1
-            rule = "one round more than links (round 0 has no links)"
-        if client_rounds != expected:
-            raise InvalidInput(f"computes must have {rule}, got {client_rounds} and {link_rounds}.")
-
-    def _masks(self, network: Network) -> tuple[Bools, Bools]:
-        """Active clients and links, by the network's clients and links."""
-        all_compute = isinstance(self.computes, str) and self.computes == _ALWAYS
-        if all_compute and isinstance(self.links, str):
-            raise InvalidInput(
-                f"{self._description} must record clients or links, got neither; "
-                "use spodgt.Always()."
-            )
-        if all_compute:
-            links = self._link_mask(network)
-            rounds = len(links) if self.repeat else len(links) + 1
-            return np.ones((rounds, network.clients), bool), links
-        computes = self._client_mask(network)
-        if not isinstance(self.links, str) or self.links not in (_ALWAYS, _BOTH_UP):
-            return computes, self._link_mask(network)
-        in_link_rounds = computes if self.repeat else computes[1:]
-        if self.links == _ALWAYS:
-            return computes, np.ones((len(in_link_rounds), network.links), bool)
-        both_up = in_link_rounds[:, network.receivers] & in_link_rounds[:, network.senders]
-        return computes, both_up
-
-    def _client_mask(self, network: Network) -> Bools:
-        computes = _as_mask(self.computes, "computes")
-        clients = network.clients
-        if computes.ndim != 2 or (self.names is None and computes.shape[1] != clients):
-            raise InvalidInput(
-                f"computes must be (rounds + 1, {clients}) for this network, got {computes.shape}."
-            )
-        if self.names is None:
-            return computes
-        mask = np.zeros((len(computes), clients), bool)
-        mask[:, self._client_of_column(network)] = computes
-        return mask
-
-    def _link_mask(self, network: Network) -> Bools:
-        """(rounds, links) mask, from any of the accepted forms of `links`."""
-        links = _as_mask(self.links, "links")
-        m = network.clients
-        if self.ends is not None:
-            receiver, sender = self._client_of_column(network)[self._check_ends(links)].T
-        elif links.ndim == 3 and links.shape[1:] == (m, m):
-            receiver, sender = np.nonzero(~np.eye(m, dtype=bool))
-            links = links[:, receiver, sender]
-        elif links.ndim == 2 and links.shape[1] == network.links:
-            return links
-        else:
-            raise InvalidInput(
-                f"links must be (rounds, {m}, {m}) or (rounds, {network.links}) here, "
-                f"got {links.shape}."
-            )
-        codes = network.receivers * m + network.senders
-        column_codes = receiver * m + sender
-        link = np.searchsorted(codes, column_codes)
-        is_link = np.append(codes, -1)[link] == column_codes
-        is_unknown = links.any(0) & ~is_link
-        if is_unknown.any():
-            column = int(is_unknown.argmax())
-            label = f"{network.label(sender[column])} → {network.label(receiver[column])}"
-            where = "links" if self.source == "arrays" else self._description
-            raise InvalidInput(
-                f"{where} has link {label}, which the network lacks; add it to the network."
-            )
-        mask = np.zeros((len(links), network.links), bool)
-        mask[:, link[is_link]] = links[:, is_link]
-        return mask
-
-    def _check_ends(self, links: Bools) -> Ints:
-        """(links, 2) receiver and sender of each column of `links`."""
-        ends = np.asarray(self.ends)
-        columns = len(self.names or ())
-        is_valid = ends.dtype.kind in "iu" and ends.shape == (*links.shape[1:], 2)
-        if not is_valid or ((ends < 0) | (ends >= columns)).any():
-            raise InvalidInput(
-                "ends must be (links, 2) receivers and senders, each the place of one of the "
-                f"{columns} names, got {short_repr(self.ends)}."
-            )
-        return ends.astype(np.int64)
-
-    def _client_of_column(self, network: Network) -> Ints:
-        """The client of each column: by name if the network has one of the names, else by number."""
-        labels = self.names or ()
-        client_of = {name: client for client, name in enumerate(network.names or ())}
-        if not any(label in client_of for label in labels):
-            client_of = {str(client): client for client in range(network.clients)}
-        clients = []
-        for label in labels:
-            client = label if isinstance(label, int) else client_of.get(label, -1)
-            if not 0 <= client < network.clients:
-                raise self._unknown_client(label, network)
-            clients.append(client)
-        if len(set(clients)) < len(clients):
-            raise InvalidInput(
-                f"names must differ from each other, got {short_repr(labels)}; rename one."
-            )
-        return np.array(clients, np.int64)
-
-    def _unknown_client(self, label: str | int, network: Network) -> InvalidInput:
-        fix = "use these names"
-        if network.names is None:
-            fix = "number them so, or give clients, a list of their names in that order"
-        return InvalidInput(
-            f"{self._description} has client {label!r}, which the network lacks: its clients are "
-            f"{network.label(0)} to {network.label(network.clients - 1)}; {fix}."
-        )
-
-    def _never_active(
-        self, observed: Floats, kind: str, label: Callable[[int], str]
-    ) -> InvalidInput:
-        """The error for a client or link that is never active, as p = 0 is an error."""
-        verb = "computes" if kind == "client" else "works"
-        if observed.any():
-            which = f"{kind} {label(int(np.argmin(observed)))}"
-            fix = "leave it out of the network or record it for longer"
-        elif kind == "client":
-            which = "a client"
-            fix = f"add rows, or use computes='{_ALWAYS}'"
-        else:
-            which = "a link"
-            fix = f"add rows, or use links='{_BOTH_UP}' or '{_ALWAYS}'"
-        return InvalidInput(
-            f"{self._description} must let every {kind} take part, but {which} never {verb}; {fix}."
-        )
-
-
-def _as_mask(value: Mask, name: str) -> Bools:
-    """An array of booleans, from booleans or from 0 and 1."""
-    try:
-        array = np.asarray(value)
-    except (TypeError, ValueError, RuntimeError):
-        array = np.array("")
-    if array.dtype.kind == "b":
-        return array
-    got = short_repr(value)
-    if array.dtype.kind in "iuf":
-        is_valid = (array == 0) | (array == 1)
-        if is_valid.all():
-            return np.asarray(array, bool)
-        got = f"{array[~is_valid][0]:.3g}"
-    raise InvalidInput(f"{name} must be an array of 0 and 1, or of false and true, got {got}.")
 
 
 def _list_to_tuple(value: object) -> object:
@@ -348,8 +194,8 @@ class TraceFile:
         BeforeValidator(_list_to_tuple),
         FieldHint("a list of names", ["a", "b"]),
     ] = None
-    computes: Annotated[str, one_of((_RECORDED, _ALWAYS))] = _RECORDED
-    links: Annotated[str, one_of((_RECORDED, _BOTH_UP, _ALWAYS))] = _RECORDED
+    computes: Annotated[str, one_of((_RECORDED, ALWAYS))] = _RECORDED
+    links: Annotated[str, one_of((_RECORDED, BOTH_UP, ALWAYS))] = _RECORDED
     repeat: bool = False
 
     @cached_property

@@ -4,13 +4,13 @@ Each client has the costs 1/p̂ of its own in-links. In each round clients add a
 have received to the messages that they send anyway: this flood takes rounds, which the clock
 charges, but no additional messages. A client with all costs computes the trees and uses their links
 only; until then it takes part in gradient tracking over all links. Senders weigh what they push and
-receivers what they pull, so clients can switch one by one: columns of B̂ and rows of Â sum to one in
-each round.
+receivers what they pull, so clients can switch one by one: columns of B̂ and rows of Â sum to one
+in each round.
 
 A client counts as departed after its links have been silent for the time of ten expected uses. This
 message floods the links of the remaining clients, which take no steps meanwhile. When all of them
-have received it, an epoch begins on the trees of the best root among them: each tracker reset_tracker
-from its own client's gradient.
+have received it, an epoch begins on the trees of the best root among them: each client
+resets its tracker to its own gradient.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class TreeRouting(AvailabilityWrapper):
         return Epoch(0, trees, flood, steps=True)
 
     def _epoch_after(self, departure: Departure, remaining: Bools) -> Epoch:
-        """The epoch of the remaining clients; it starts when all of them know of the departure."""
+        """The epoch of the remaining clients; it starts when all of them have received the departure."""
         network = self.network
         trees = self._trees(remaining)
         has_departure = np.zeros((network.clients, 1), bool)

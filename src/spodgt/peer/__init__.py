@@ -8,7 +8,7 @@
     transport     frames as bytes, connections, streams, access control
     process       one client: round loop, local computation, membership, status
     monitoring    console, Prometheus metrics, web page
-    testing       several local peers, the demonstration
+    testing       several local peers
 
 A package imports only from those above it. `docs/explanation/peers.md` explains the protocol,
 `docs/results/peers.md` has the failure table. Needs the extra `peer`.

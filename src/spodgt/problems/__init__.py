@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from spodgt._util.deprecation import renamed_attribute
 from spodgt.errors import InvalidInput
 from spodgt.problems.data import IID, LabelsPerClient, Partition, Split, load
 from spodgt.problems.data.client_data import check_test_samples
@@ -13,7 +14,6 @@ from spodgt.problems.models import MODELS
 from spodgt.problems.python_problem import PythonProblem, python
 from spodgt.problems.quadratic import Quadratic
 from spodgt.problems.text import Text, speeches
-from spodgt.types import Problem
 from spodgt.validation import choices
 
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "classification",
     "fashion_mnist_svm",
     "python",
-    "refuse_statistics",
     "speeches",
 ]
 
@@ -109,19 +108,12 @@ def fashion_mnist_svm(
     return classification(data, "svm", clients=clients, partition=partition, batch_size=batch_size)
 
 
-def refuse_statistics(problem: Problem, runtime: str) -> None:
-    """Refuse a problem with running statistics on a runtime that cannot exchange them.
+_RENAMED = {"refuse_statistics": "spodgt.problems.running_statistics.refuse_statistics"}
 
-    Args:
-        problem: any problem.
-        runtime: name of the runtime for the error message.
 
-    Raises:
-        InvalidInput: if models of the problem have running statistics.
-    """
-    columns = problem.statistics(0).shape[1] - problem.private
-    if columns:
-        raise InvalidInput(
-            f"model must not keep running statistics on {runtime}, got {columns} of them; "
-            "use torch.nn.GroupNorm instead of BatchNorm, or train in the simulator."
-        )
+def __getattr__(name: str) -> object:
+    return renamed_attribute(__name__, name, _RENAMED)
+
+
+def __dir__() -> list[str]:
+    return __all__

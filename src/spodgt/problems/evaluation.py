@@ -15,7 +15,7 @@ from spodgt.problems.data.evaluation_data import ALL_CLIENTS, EvaluationBatch, E
 from spodgt.problems.data.pytree import Tree, clone, concat, tree_map
 from spodgt.problems.data.samples import MAX_BLOCK_NUMBERS
 from spodgt.problems.gradients import Engine, Many
-from spodgt.problems.metrics import Metric, count_correct
+from spodgt.problems.metrics import UserMetric, count_correct
 from spodgt.problems.models.trainable_model import TrainableModel
 from spodgt.problems.objective import join_batch
 from spodgt.problems.user_code import user_code_errors
@@ -55,11 +55,11 @@ class Evaluator:
         has_accuracy: whether accuracy is computed; False if a metric of the user has that name.
     """
 
-    user_metrics: tuple[Metric, ...] = ()
+    user_metrics: tuple[UserMetric, ...] = ()
     has_accuracy: bool = False
 
     @staticmethod
-    def of(model: TrainableModel, user_metrics: tuple[Metric, ...]) -> Evaluator:
+    def of(model: TrainableModel, user_metrics: tuple[UserMetric, ...]) -> Evaluator:
         """The evaluator of a model: accuracy if it is defined, and the metrics of the user."""
         is_replaced = any(metric.name == "accuracy" for metric in user_metrics)
         return Evaluator(user_metrics, model.accuracy is not None and not is_replaced)

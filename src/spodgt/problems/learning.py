@@ -37,7 +37,7 @@ from spodgt.problems.data.samples import ClientIndices, Collate, Samples
 from spodgt.problems.evaluation import Evaluator
 from spodgt.problems.gradients import Layout
 from spodgt.problems.losses import Loss
-from spodgt.problems.metrics import Metric, MetricFunction, read_metrics
+from spodgt.problems.metrics import MetricFunction, UserMetric, read_metrics
 from spodgt.problems.models.byte_inputs import resolve_byte_inputs
 from spodgt.problems.models.fingerprint import fingerprint, loss_tensors
 from spodgt.problems.models.initialization import Init
@@ -272,7 +272,7 @@ class Learning(
         objective: Objective,
         data: ClientData,
         options: ModelOptions,
-        user_metrics: tuple[Metric, ...],
+        user_metrics: tuple[UserMetric, ...],
     ) -> None:
         self.data = data
         self.model = TrainableModel.of(model, objective, data, options)

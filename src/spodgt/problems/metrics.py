@@ -69,7 +69,7 @@ def count_correct(
 
 # --- metrics of the user -------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Metric:
+class UserMetric:
     """A metric function of the user.
 
     Args:
@@ -111,7 +111,7 @@ class Metric:
         return float(value)
 
 
-def read_metrics(given: object, *, loss_calls_model: bool) -> tuple[Metric, ...]:
+def read_metrics(given: object, *, loss_calls_model: bool) -> tuple[UserMetric, ...]:
     """Check the metrics of the user.
 
     Args:
@@ -131,7 +131,7 @@ def read_metrics(given: object, *, loss_calls_model: bool) -> tuple[Metric, ...]
     return tuple(_read_metric(name, value, loss_calls_model) for name, value in given.items())
 
 
-def _read_metric(name: object, value: object, loss_calls_model: bool) -> Metric:
+def _read_metric(name: object, value: object, loss_calls_model: bool) -> UserMetric:
     function = value
     better: object = "up"
     if isinstance(value, tuple) and len(value) == 2:
@@ -156,4 +156,4 @@ def _read_metric(name: object, value: object, loss_calls_model: bool) -> Metric:
             "write a function of (model, batch)."
         )
     direction: Better = "up" if better == "up" else "down"
-    return Metric(name, function, direction, metric_calls_model)
+    return UserMetric(name, function, direction, metric_calls_model)

@@ -54,7 +54,7 @@ class HasSamples(HasBatches, Protocol):
 
 @runtime_checkable
 class HasModel(Protocol):
-    """A problem whose models (columns,) are those of a torch module."""
+    """A problem with a torch module; a model (columns,) holds its parameters."""
 
     def state_dict(self, x: Tensor) -> dict[str, Tensor]: ...  # complete, as the module's own
     def module(self, x: Tensor) -> nn.Module: ...  # the user's module with this model
@@ -62,7 +62,7 @@ class HasModel(Protocol):
 
 @runtime_checkable
 class HasClientNames(Protocol):
-    """A problem whose clients may have names, which are matched with those of a network."""
+    """A problem with optional names of clients, which are matched with those of a network."""
 
     @property
     def client_names(self) -> tuple[str, ...] | None: ...

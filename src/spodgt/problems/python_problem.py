@@ -13,7 +13,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -29,9 +29,10 @@ from spodgt.types import Problem
 from spodgt.validation import FieldHint, choices, recipe
 
 _PROVIDED = {  # parameters of the function that are not `arguments`
-    "clients": "the network says how many",
-    "client": "peers are asked for their own",
+    "clients": "it is network.clients",
+    "client": "it is the number of the peer",
 }
+ConfigValue = bool | int | float | str | Sequence["ConfigValue"] | Mapping[str, "ConfigValue"]
 _CONFIG_TYPES = (bool, int, float, str)
 _NAMED_PARAMETERS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -131,7 +132,7 @@ class PythonProblem:
             )
         is_single_client = client is not None and problem.clients == 1
         if problem.clients != clients and not is_single_client:
-            fix = "make as many as clients says"
+            fix = "make `clients` clients"
             if "clients" not in parameters:
                 fix = "give it a parameter clients"
             raise InvalidInput(
@@ -289,7 +290,7 @@ def _describe_error(error: BaseException, file: Path | None) -> str:
     return text
 
 
-def python(build: str, /, **arguments: object) -> PythonProblem:
+def python(build: str, /, **arguments: ConfigValue) -> PythonProblem:
     """A problem that a function builds, such as `python("problem.py:build", hidden=32)`.
 
     Unlike a problem that is made in a script, it can be written to a config, swept over, and built
@@ -299,4 +300,4 @@ def python(build: str, /, **arguments: object) -> PythonProblem:
         build: "module:function" or "path/to/problem.py:function".
         arguments: Keyword arguments of the function: numbers, text, lists, tables.
     """
-    return PythonProblem(build, arguments)
+    return PythonProblem(build, {**arguments})

@@ -71,24 +71,9 @@ class Quadratic(Problem, HasOptimum, HasIdentity):
             raise InvalidInput(
                 "H and c must be finite, got NaN or infinity; check how they were made."
             )
-        size = float(H.abs().max())
-        lopsided = (H - H.mT).abs().amax((1, 2))
-        if lopsided.max() > _ROUNDING * size:
-            client = int(lopsided.argmax())
-            raise InvalidInput(f"H must be symmetric, but H[{client}] is not; use (H + H.mT) / 2.")
-        lowest = torch.linalg.eigvalsh(H.double().cpu())[:, 0]
-        if lowest.min() < -_ROUNDING * size:
-            client = int(lowest.argmin())
-            raise InvalidInput(
-                f"H must be positive semidefinite, but H[{client}] has the eigenvalue "
-                f"{lowest[client]:.3g}; "
-                "a loss without a lower bound has no minimum."
-            )
-        if (
-            isinstance(noise, bool)
-            or not isinstance(noise, int | float | np.number)
-            or not 0 <= noise < float("inf")
-        ):
+        _check_hessians(H)
+        is_number = isinstance(noise, int | float | np.number) and not isinstance(noise, bool)
+        if not is_number or not 0 <= noise < float("inf"):
             raise InvalidInput(
                 f"noise must be a number of at least 0, got {noise!r}; use noise=0.0."
             )
@@ -221,3 +206,19 @@ class Quadratic(Problem, HasOptimum, HasIdentity):
         away = x[:, None] - self.c
         loss = torch.einsum("nij,ijk,nik->n", away, self.H, away) / (2 * self.clients)
         return Evaluation(loss, {})
+
+
+def _check_hessians(H: Tensor) -> None:
+    """Refuse Hessians that are not symmetric or have a negative eigenvalue, up to rounding."""
+    size = float(H.abs().max())
+    asymmetry = (H - H.mT).abs().amax((1, 2))
+    if asymmetry.max() > _ROUNDING * size:
+        client = int(asymmetry.argmax())
+        raise InvalidInput(f"H must be symmetric, but H[{client}] is not; use (H + H.mT) / 2.")
+    lowest = torch.linalg.eigvalsh(H.double().cpu())[:, 0]
+    if lowest.min() < -_ROUNDING * size:
+        client = int(lowest.argmin())
+        raise InvalidInput(
+            f"H must be positive semidefinite, but H[{client}] has the eigenvalue "
+            f"{lowest[client]:.3g}; a loss without a lower bound has no minimum."
+        )

@@ -170,7 +170,7 @@ class CheckpointFile:
     @staticmethod
     def from_bytes(data: bytes) -> CheckpointFile:
         """The content that `to_bytes` wrote."""
-        return CheckpointFile._read(io.BytesIO(data), "a message of a worker")
+        return _read_checkpoint(io.BytesIO(data), "a message of a worker")
 
     @staticmethod
     def read(path: Path) -> CheckpointFile:
@@ -179,25 +179,26 @@ class CheckpointFile:
         Raises:
             InvalidInput: if it is damaged, or of another version.
         """
-        return CheckpointFile._read(path, str(path))
+        return _read_checkpoint(path, str(path))
 
-    @staticmethod
-    def _read(source: Path | IO[bytes], name: str) -> CheckpointFile:
-        try:
-            with zipfile.ZipFile(source) as archive:  # reading a member verifies its checksum
-                notes = json.loads(archive.read(_NOTES))
-                version = notes.pop("format", None)
-                if version == _FORMAT:
-                    return CheckpointFile(notes, *_read_members(archive))
-        except (zipfile.BadZipFile, SafetensorError, OSError, KeyError, ValueError) as error:
-            raise InvalidInput(
-                f"{name} is not a whole checkpoint ({error}); remove it to begin anew, "
-                "or use another folder."
-            ) from None
+
+def _read_checkpoint(source: Path | IO[bytes], name: str) -> CheckpointFile:
+    """Read a checkpoint from a file or buffer; `name` is its name in errors."""
+    try:
+        with zipfile.ZipFile(source) as archive:  # reading a member verifies its checksum
+            notes = json.loads(archive.read(_NOTES))
+            version = notes.pop("format", None)
+            if version == _FORMAT:
+                return CheckpointFile(notes, *_read_members(archive))
+    except (zipfile.BadZipFile, SafetensorError, OSError, KeyError, ValueError) as error:
         raise InvalidInput(
-            f"{name} has format {version!r}, but this version of spodgt reads {_FORMAT!r}; "
-            "begin anew in another folder."
-        )
+            f"{name} is not a whole checkpoint ({error}); remove it to begin anew, "
+            "or use another folder."
+        ) from None
+    raise InvalidInput(
+        f"{name} has format {version!r}, but this version of spodgt reads {_FORMAT!r}; "
+        "begin anew in another folder."
+    )
 
 
 def _read_members(

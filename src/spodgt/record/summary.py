@@ -104,7 +104,8 @@ def summary_notes(record: Record) -> list[str]:
         if slower:
             notes.append(
                 f"Compared by rounds, but a round of {' and of '.join(slower)} waits for idle "
-                "clients or links and takes longer (column delay); give a delay to compare at equal delay."
+                "clients or links and takes longer (column delay); give a delay to compare at "
+                "equal delay."
             )
     return notes
 

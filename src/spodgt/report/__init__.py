@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from spodgt import figures
 from spodgt.record import statistics
 from spodgt.record.run_folder import write as write_file
-from spodgt.report.page import Page, read
+from spodgt.report.page import ReportPage, read
 from spodgt.report.render import render
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["NAME", "Page", "draw", "read", "render", "write"]
+__all__ = ["NAME", "ReportPage", "draw", "read", "render", "write"]
 
 NAME = "report.html"
 
@@ -37,7 +37,7 @@ def write(folder: str | Path, reference: str | None = None) -> Path:
     return path
 
 
-def draw(page: Page) -> None:
+def draw(page: ReportPage) -> None:
     """Write the figure for a paper: curves of a run, or values against a key of a sweep."""
     if not len(page.results):
         return
@@ -60,7 +60,7 @@ def draw(page: Page) -> None:
     figures.save_all(figure, page.folder)
 
 
-def _curves(page: Page, title: str, note: str) -> Figure:
+def _curves(page: ReportPage, title: str, note: str) -> Figure:
     record = page.records[0]
     axis = next(iter(statistics.axes(record.frame)), "delay")
     return figures.plot_curves(

@@ -17,7 +17,7 @@ from spodgt.record import statistics
 from spodgt.record.metrics import METRICS
 from spodgt.record.record import Record
 from spodgt.record.sweep import label
-from spodgt.report.page import Page
+from spodgt.report.page import ReportPage
 
 MAX_CLIENTS = 200  # of a network that is drawn
 _POINTS = 121  # of a curve
@@ -28,7 +28,7 @@ _MAX_PICTURES = 150  # of networks in one page
 Json = dict[str, Any]
 
 
-def build(page: Page, pictures: dict[str, int]) -> Json:
+def build(page: ReportPage, pictures: dict[str, int]) -> Json:
     """The data of all charts of a page.
 
     Args:
@@ -50,7 +50,7 @@ def build(page: Page, pictures: dict[str, int]) -> Json:
     }
 
 
-def _styles(page: Page) -> Json:
+def _styles(page: ReportPage) -> Json:
     """Colour number and dashes of each method."""
     styles = figures.line_styles(page.methods, page.method_names)
     return {name: {"slot": style.slot, "gaps": style.gaps} for name, style in styles.items()}
@@ -68,7 +68,7 @@ def _metrics(names: Sequence[str]) -> Json:
     return metrics
 
 
-def prediction_lines(page: Page) -> list[Json]:
+def prediction_lines(page: ReportPage) -> list[Json]:
     """The prediction of the theory, if the page is a single run that has one."""
     if not page.records or page.sweep.grid or not page.records[0].prediction:
         return []
@@ -88,7 +88,7 @@ def _prediction_data(line: Mapping[str, Any]) -> Json:
     }
 
 
-def _sweep_data(page: Page, names: Sequence[str]) -> Json:
+def _sweep_data(page: ReportPage, names: Sequence[str]) -> Json:
     """The axes of the grid, and mean and σ of every metric in every cell."""
     axes: Json = {}
     indices: dict[str, dict[Hashable, int]] = {}  # of the values of a key

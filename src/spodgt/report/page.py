@@ -21,7 +21,7 @@ MAX_RUNS = 24  # of a sweep, to limit the size of the page; every cell has a fol
 
 
 @dataclass(frozen=True, eq=False)
-class Page:
+class ReportPage:
     """The content of a report. A single run is a sweep without a grid."""
 
     folder: Path
@@ -61,7 +61,7 @@ class Page:
         return "; ".join(parts)
 
 
-def read(folder: str | Path, reference: str | None = None) -> Page:
+def read(folder: str | Path, reference: str | None = None) -> ReportPage:
     """Read the page of a run folder, or of the folder of a sweep or a reproduction.
 
     Raises:
@@ -88,7 +88,7 @@ def read(folder: str | Path, reference: str | None = None) -> Page:
         )
     methods = statistics.methods(record.results) if len(record.results) else []
     reference = _choose_reference(reference, methods)
-    return Page(folder, record, cells, records, methods, reference, command)
+    return ReportPage(folder, record, cells, records, methods, reference, command)
 
 
 def _sweep_of_one_run(run: Record, folder: Path) -> SweepRecord:

@@ -17,7 +17,7 @@ from spodgt.record import statistics
 from spodgt.record.metrics import METRICS
 from spodgt.record.record import versions
 from spodgt.report import chart_data
-from spodgt.report.page import Page
+from spodgt.report.page import ReportPage
 from spodgt.report.tables import (
     difference_table,
     final_table,
@@ -30,7 +30,7 @@ _HERE = Path(__file__).parent
 _MAX_PAIRS = 4000  # pairs of methods in tables of differences; above, one reference only
 
 
-def render(page: Page) -> str:
+def render(page: ReportPage) -> str:
     """The HTML of a report."""
     environment = Environment(
         loader=FileSystemLoader(_HERE / "templates"),
@@ -44,7 +44,7 @@ def render(page: Page) -> str:
     return environment.get_template("page.html.j2").render(context(page))
 
 
-def context(page: Page) -> dict[str, Any]:
+def context(page: ReportPage) -> dict[str, Any]:
     """The values for the templates."""
     pictures: dict[str, int] = {}
     data = chart_data.build(page, pictures)
@@ -87,7 +87,7 @@ def _asset(name: str) -> str:
     return (_HERE / "assets" / name).read_text(encoding="utf-8")
 
 
-def _references(page: Page) -> list[str]:
+def _references(page: ReportPage) -> list[str]:
     """The methods that can be chosen as the reference of the differences."""
     tables = len(page.records) + math.prod(len(values) for values in page.sweep.grid.values())
     if len(page.methods) ** 2 * tables <= _MAX_PAIRS:
@@ -95,7 +95,7 @@ def _references(page: Page) -> list[str]:
     return [page.reference]
 
 
-def _problems(page: Page) -> list[str]:
+def _problems(page: ReportPage) -> list[str]:
     """Failed cells, and runs that diverged or stalled."""
     problems = [f"{name}: {error}" for name, error in page.sweep.failures.items()]
     for cell, record in zip(page.cells, page.records, strict=True):
@@ -104,7 +104,7 @@ def _problems(page: Page) -> list[str]:
     return problems
 
 
-def _runs(page: Page, references: list[str]) -> list[dict[str, Any]]:
+def _runs(page: ReportPage, references: list[str]) -> list[dict[str, Any]]:
     """The tables of each run."""
     runs = []
     for number, (cell, record) in enumerate(zip(page.cells, page.records, strict=True)):
@@ -120,7 +120,7 @@ def _runs(page: Page, references: list[str]) -> list[dict[str, Any]]:
     return runs
 
 
-def _axes(page: Page) -> dict[str, str]:
+def _axes(page: ReportPage) -> dict[str, str]:
     """Labels of the axes that all runs have, such as delay and rounds."""
     if not page.records:
         return {}
@@ -130,14 +130,14 @@ def _axes(page: Page) -> dict[str, str]:
     return shared
 
 
-def _number_of_other_cells(page: Page) -> int:
+def _number_of_other_cells(page: ReportPage) -> int:
     """Cells with results that are not in the page."""
     if "cell" not in page.results:
         return 0
     return int(page.results["cell"].nunique()) - len(page.records)
 
 
-def _seeds(page: Page) -> list[int]:
+def _seeds(page: ReportPage) -> list[int]:
     """The seeds of all runs, in their order."""
     seeds: dict[int, None] = {}
     for record in page.records:
@@ -145,7 +145,7 @@ def _seeds(page: Page) -> list[int]:
     return list(seeds)
 
 
-def _facts(page: Page) -> list[str]:
+def _facts(page: ReportPage) -> list[str]:
     """Short facts about the result, for the head of the page."""
     facts: list[str] = []
     if len(page.results):

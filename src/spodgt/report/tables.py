@@ -115,9 +115,7 @@ def final_table(record: Record) -> Table:
 
 
 def _final_notes(record: Record) -> list[str]:
-    notes = [
-        "All numbers are means over seeds; gradients, messages and bytes are of all clients of a run."
-    ]
+    notes = ["All numbers are means over seeds; gradients, messages and bytes are of all clients."]
     if record.objective:
         notes.append(f"The objective is {record.objective}.")
     return [*notes, *record.notes(), *_roots(record)]
@@ -175,8 +173,8 @@ def difference_table(last: pd.DataFrame, reference: str) -> Table | None:
     heads = [f"{reference} minus …", f"lead in {metric}", "95 % interval", "", "seeds ahead", ""]
     note = (
         "Differences of the last models within a seed: same network, clients and data. "
-        f"Above zero, {reference} is better. Student's interval over seeds; where it contains zero, "
-        "the comparison is inconclusive."
+        f"Above zero, {reference} is better. Student's interval over seeds; where it contains "
+        "zero, the comparison is inconclusive."
     )
     return Table(heads, rows, note=note)
 

@@ -22,17 +22,18 @@ from spodgt.peer.membership import certificates
 from spodgt.peer.membership.certificates import OBSERVER, Identity
 from spodgt.peer.membership.manifest import RESETS, SCRIPT, Manifest
 from spodgt.peer.options import Options
+from spodgt.peer.process.journal import Journal
 from spodgt.peer.process.main import check_state
 from spodgt.peer.process.membership import Membership
-from spodgt.peer.process.status import Journal, Reporter
+from spodgt.peer.process.status import Reporter
 from spodgt.peer.protocol import client_state
 from spodgt.peer.protocol.client_state import State, state_from
-from spodgt.peer.protocol.epoch_limit import FollowedEpochs
+from spodgt.peer.protocol.epoch_limit import EpochRateLimiter
 from spodgt.peer.protocol.node import Node
 from spodgt.peer.protocol.running_sums import Incarnation
-from spodgt.peer.storage.state_store import Saved, Store
+from spodgt.peer.storage.state_store import DiskStateStore, StoredState
 from spodgt.peer.transport import wire_format
-from spodgt.peer.transport.connection import Local
+from spodgt.peer.transport.connection import LocalClient
 from spodgt.peer.transport.grpc_wire import system_host
 from spodgt.peer.transport.links import Transport
 from spodgt.sites.exchange import AWAITED, COMMON, MODEL, Exchange, ExchangeOptions
@@ -41,7 +42,7 @@ from spodgt.sites.layout import RowLayout
 
 _START_SECONDS = 20.0  # for opening the server
 _PATIENCE = 5.0  # seconds of waiting after which the user is told what is waited for
-_open_stores: weakref.WeakSet[Store] = weakref.WeakSet()
+_open_stores: weakref.WeakSet[DiskStateStore] = weakref.WeakSet()
 
 
 def _close_stores_in_child() -> None:
@@ -99,13 +100,13 @@ class Connection:
         host = system_host()
         self.folder = folder
         self.host = host
-        self.name = certificates.owner(folder)
+        self.name = certificates.certificate_name(folder)
         identity = Identity.read(folder, self.name, host.files, host.clock.wall())
         self.journal = Journal(folder / "log.jsonl", self.name, host)
         self.membership = Membership(folder, identity, self.journal.event, host)
         manifest = self.membership.manifest
         check_layout(manifest, layout)
-        self.store = Store(
+        self.store = DiskStateStore(
             folder / "state",
             durability=durability,
             labels={"run": manifest.run, "name": self.name, "layout": layout.hash},
@@ -132,12 +133,12 @@ class Connection:
             layout.columns,
             self.name,
             metadata.version("spodgt"),
-            manifest.method.short,
+            manifest.method.quantized,
         )
-        hear = Chaos.parse(self.node.hear, os.environ.get("SPODGT_CHAOS", ""))
-        local = Local(context, identity, hear, self.journal.event, self.host)
-        self.transport = Transport(local, self.membership.shown_to, self._describe)
-        self.transport.unknown_link = self._look_for_manifest
+        receive = Chaos.parse(self.node.receive, os.environ.get("SPODGT_CHAOS", ""))
+        local = LocalClient(context, identity, receive, self.journal.event, self.host)
+        self.transport = Transport(local, self.membership.manifest_for, self._describe)
+        self.transport.on_unknown_link = self._look_for_manifest
         self.scores = ReportedScores()
         self.reporter = Reporter(
             folder, self.node, self.scores, self.transport, self.journal, Options()
@@ -157,7 +158,7 @@ class Connection:
 
     def _restore(self, start: Tensor, dtype: torch.dtype, initial: str) -> Node:
         """The node as it was last committed, or a new one; committed as a new incarnation."""
-        signed, algorithm, _, member, seats = self.membership.terms
+        signed, algorithm, _, member, topology = self.membership.terms
         manifest = signed.manifest
         saved = self.store.load(check_state)
         if saved is None and self.store.damaged:
@@ -167,7 +168,9 @@ class Connection:
             is_first = self.name == manifest.names[0]
             has_model = is_first or initial == "own"
             self.store.labels[MODEL] = COMMON if has_model else AWAITED
-            state = client_state.fresh(initial_state(start, dtype), manifest.epoch, seats.part)
+            state = client_state.epoch_start_state(
+                initial_state(start, dtype), manifest.epoch, topology.role
+            )
         else:
             _check_saved(saved, self.store, manifest, self.name)
             self.store.labels[MODEL] = str(saved.meta.get(MODEL, COMMON))
@@ -180,17 +183,17 @@ class Connection:
             self.store,
             incarnation=Incarnation(number, self.host.random.getrandbits(63)),
             state=state,
-            seats=seats,
+            topology=topology,
             member=member,
-            short=manifest.method.short,
+            quantized=manifest.method.quantized,
             notify=self.journal.event,
         )
-        node.epochs = FollowedEpochs(self.host.clock.monotonic)
+        node.epoch_limiter = EpochRateLimiter(self.host.clock.monotonic)
         node.last_epoch = manifest.last_epoch
         if saved is None:
-            node.touch()
+            node.mark_all_dirty()
         elif state.epoch < manifest.epoch:
-            node.relink(seats, manifest.epoch)
+            node.relink(topology, manifest.epoch)
         node.commit()  # the new incarnation is on disk before any message leaves
         return node
 
@@ -221,7 +224,7 @@ class Connection:
     def submit(self, block: Block) -> None:
         """Hand a block over to the exchange; waits while the one before is being written."""
         self.handover.submit(block)
-        self.node.arrived.set()
+        self.node.inbox.arrived.set()
 
     def wait_for_news(self) -> None:
         """Wait for a message if there has been none for too many blocks."""
@@ -249,14 +252,14 @@ class Connection:
         handover.wait_until(lambda: handover.block is None)
         handover.is_ending = True
         handover.is_waiting = True  # what arrives is committed at once
-        self.node.arrived.set()
+        self.node.inbox.arrived.set()
         node = self.node
-        handover.wait_until(lambda: node.has_ended and node.is_end_known(), seconds)
+        handover.wait_until(lambda: node.has_ended and node.is_end_acknowledged(), seconds)
 
     def close(self) -> None:
         """End both threads and release the folder."""
         self.handover.is_stopped = True
-        self.node.arrived.set()
+        self.node.inbox.arrived.set()
         try:
             if self._worker is not None:
                 self._worker.join()
@@ -283,12 +286,8 @@ class Connection:
         """Status and latest events as JSON, for members and observers."""
         if name != OBSERVER and name not in self.membership.manifest.names:
             return None
-        events = [
-            {"time": at, "event": kind, "text": text}
-            for at, kind, text in list(self.journal.recent)
-        ]
         status = self.reporter.status.to_dict(self.host.clock.wall())
-        return json.dumps({"status": status, "events": events}).encode()
+        return json.dumps({"status": status, "events": self.journal.recent_rows()}).encode()
 
 
 def initial_state(x: Tensor, dtype: torch.dtype) -> State:
@@ -325,7 +324,7 @@ def _no_gradient(x: Tensor, k: int) -> Tensor:
     raise AssertionError("the gradients of a site are computed by its training script")
 
 
-def _check_saved(saved: Saved, store: Store, manifest: Manifest, name: str) -> None:
+def _check_saved(saved: StoredState, store: DiskStateStore, manifest: Manifest, name: str) -> None:
     """Refuse the state of another client, or of a later manifest."""
     meta = saved.meta
     if meta["run"] != manifest.run or meta["name"] != name:

@@ -125,6 +125,13 @@ class Correction:
         return Recorded.USED
 
     @torch.no_grad()
+    def copy_from(self, other: Correction) -> None:
+        """Take over the correction and the gradients of the block from another copy of the model."""
+        self.correction.copy_(other.correction)
+        self.gradient_sum.copy_(other.gradient_sum)
+        self.steps = other.steps
+
+    @torch.no_grad()
     def end_block(self) -> Tensor | None:
         """End the block: (tracked,) on the CPU, its mean gradient; None if no step was made."""
         if not self.steps:

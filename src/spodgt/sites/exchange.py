@@ -81,7 +81,7 @@ class Exchange:
         state = self.node.state
         if limit is None or not state.into or state.into.keys() <= state.ended:
             return False
-        return state.k - state.heard_at >= limit
+        return state.k - state.last_received_round >= limit
 
     @property
     def has_common_model(self) -> bool:
@@ -98,8 +98,8 @@ class Exchange:
             self.sender.send()
             handover = self.handover
             while not handover.is_stopped or handover.block is not None:
-                self.node.arrived.wait(_WAIT)
-                self.node.arrived.clear()
+                self.node.inbox.arrived.wait(_WAIT)
+                self.node.inbox.arrived.clear()
                 self.step()
         except BaseException as error:
             self.handover.fail(error)
@@ -110,14 +110,14 @@ class Exchange:
             return
         node = self.node
         handover = self.handover
-        has_frames = bool(node.inbox or node.acks)
+        has_frames = bool(node.inbox)
         if has_frames:
             self._receive()
         block = handover.block
         if block is not None:
             self._end_block(block)
         elif handover.is_ending and not node.has_ended:
-            node.end()
+            node.announce_end()
             self.sender.commit_and_send()
         elif has_frames:
             if self.has_common_model:
@@ -134,12 +134,12 @@ class Exchange:
 
     def _receive(self) -> None:
         """Apply received frames; the newest model of each link is kept for the training thread."""
-        for name, received in self.node.absorb().items():
+        for name, received in self.node.apply_received().items():
             if not self.has_common_model:
                 self._take_initial_model(received.middle)
                 continue
             weight = self.node.state.into[name].weight
-            model = ReceivedModel(received.middle, weight, received.half)
+            model = ReceivedModel(received.middle, weight, received.half_width)
             self.handover.offer_model(name, model)
         crash_point("frames taken")
 
@@ -170,7 +170,7 @@ class Exchange:
         if not self.has_common_model:
             return []
         limit = self.options.max_silent_blocks
-        if limit is not None and k + 1 - node.state.heard_at >= limit:
+        if limit is not None and k + 1 - node.state.last_received_round >= limit:
             return list(node.state.out)
         manifest = self.membership.manifest
         probabilities = manifest.probabilities(self.name)
@@ -191,17 +191,17 @@ class Exchange:
         node = self.node
         membership = self.membership
         if node.newer_manifest is not None:
-            membership.ask(node.newer_manifest, self.transport.loop)
+            membership.request_manifest(node.newer_manifest, self.transport.loop)
             node.newer_manifest = None
-        if membership.left:
-            raise InvalidInput(membership.left)
+        if membership.removal_notice:
+            raise InvalidInput(membership.removal_notice)
         terms = membership.adopt()
         if terms is None:
             return False
         manifest = terms.manifest
         node.last_epoch = manifest.last_epoch
         node.member = terms.member
-        node.relink(terms.seats, manifest.epoch)
+        node.relink(terms.topology, manifest.epoch)
         self.sender.commit_and_send()
         self.reporter.journal.event("manifest", f"version {manifest.version}")
         neighbours = manifest.neighbours(self.name)
@@ -235,7 +235,7 @@ class Sender:
     def introduce(self) -> None:
         """Send the model to receivers that have connected and never had a message."""
         node = self.node
-        new = [name for name in node.confirmed if node.state.out[name].number == 0]
+        new = [name for name in node.handshaken if node.state.out[name].number == 0]
         if new:
             node.put_on_links(new)
             self.commit_and_send()
@@ -264,5 +264,5 @@ class Sender:
         self._sent_at = self.clock.monotonic()
         for target in self.node.state.out:
             message = self.node.message(target)
-            if self.node.waits(target) and message is not None:
+            if self.node.has_unacknowledged(target) and message is not None:
                 self.transport.send_latest(target, message)

@@ -60,6 +60,11 @@ class LocalTraining:
         self._blocks = 0  # of this process
         self._block_began = time.monotonic()
 
+    def use(self, correction: Correction) -> None:
+        """Continue the block with another copy of the model, or return to the first one."""
+        self.correction = correction
+        self.row = correction.row
+
     def begin(self) -> None:
         """Take over the initial model and the correction."""
         connection = self.connection

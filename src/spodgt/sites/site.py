@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,6 +22,7 @@ from spodgt.sites.correction import Correction
 from spodgt.sites.exchange import ExchangeOptions
 from spodgt.sites.hooks import OptimizerHooks, check_model, check_parameters, unwrap_optimizer
 from spodgt.sites.layout import model_row
+from spodgt.sites.lent_model import LentModel
 from spodgt.sites.local_training import LocalTraining
 from spodgt.sites.options import BlockOptions
 from spodgt.sites.replicas import Replicas
@@ -89,6 +92,15 @@ class Site:
     def exchange(self) -> None:
         """End the block now, whatever its length."""
         self._running().end_block()
+
+    @contextmanager
+    def lend(self) -> Iterator[LentModel]:
+        """Code inside trains a copy of the model with an optimizer of its own, as a Flower app does."""
+        loan = LentModel(self.correction, self._running(), self.options)
+        try:
+            yield loan
+        finally:
+            self._steps_before += loan.take_back()
 
     def correct(self) -> None:
         """Correct the gradients now; call it before your own clipping, once for each step."""
@@ -177,26 +189,22 @@ class Site:
     ) -> None:
         assert self._hooks is not None
         self._hooks.remove()
+        training = self._running()
+        connection = self._connection
         try:
             if error is None:
-                self._finish()
+                training.end_block()
+            if error is None and connection is not None:
+                training.save()
+                connection.finish(self.options.linger_seconds)  # informs the neighbours
         finally:
-            if self._connection is not None:
-                self._connection.close()
-
-    def _finish(self) -> None:
-        """End the last block, save, and inform the neighbours."""
-        training = self._running()
-        training.end_block()
-        if self._connection is None:
-            return
-        training.save()
-        self._connection.finish(self.options.linger_seconds)
-        if self.steps == 0:
+            if connection is not None:
+                connection.close()
+        if error is None and connection is not None and self.steps == 0:
             warnings.warn(
                 "optimizer.step() was never called on the optimizer given to spodgt.join, so nothing was "
                 "learned here; pass the optimizer that the loop uses.",
-                stacklevel=3,
+                stacklevel=2,
             )
 
     def _running(self) -> LocalTraining:

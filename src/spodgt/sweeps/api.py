@@ -16,7 +16,7 @@ from spodgt.errors import InvalidInput
 from spodgt.experiment import PROBLEMS, Experiment, ExperimentOptions, ProblemRecipe, RunOptions
 from spodgt.experiment.run_options import reject_unknown_options
 from spodgt.experiment.toml import Table, describe_recipe, problem_table
-from spodgt.network import NETWORKS, Network, Recipe
+from spodgt.network import NETWORKS, GraphRecipe, Network
 from spodgt.participation import PARTICIPATIONS, Always, Participation
 from spodgt.record.sweep import SweepRecord
 from spodgt.sweeps import sweep as sweeps
@@ -67,7 +67,8 @@ class SweepOptions(ExperimentOptions, total=False):
 
     Args:
         step_size: Of methods that are given by name.
-        layers: Of methods that are given by name: momentum, adam, clip_tracker, … with their values.
+        layers: Of methods that are given by name: momentum, adam, clip_tracker, … with their
+            values.
     """
 
     step_size: object
@@ -78,7 +79,7 @@ class SweepOptions(ExperimentOptions, total=False):
 def sweep(
     methods: Sequence[Algorithm | str],
     problem: Problem | ProblemRecipe,
-    network: Network | Recipe,
+    network: Network | GraphRecipe,
     participation: Participation = _ALWAYS,
     *,
     grid: Mapping[str, Sequence[Any]],
@@ -101,9 +102,10 @@ def sweep(
         problem: As for `compare`.
         network: As for `compare`.
         participation: As for `compare`.
-        grid: Keys and their values: {"step_size": [0.01, 0.1], "problem.arguments.hidden": [16, 32]}.
-            A key is a config key ("network.radius"), an option of the run ("rounds", "seeds", …),
-            or "network", "participation" or "problem" with recipes as values.
+        grid: Keys and their values, such as {"step_size": [0.01, 0.1], "rounds": [100, 200]}. A
+            key is a config key ("network.radius", "problem.arguments.hidden"), an option of the
+            run ("rounds", "seeds", …), or "network", "participation" or "problem" with recipes
+            as values.
         out: The sweep folder, with a run folder for every cell, the tables, and later the report.
         workers: Cells at a time, one per core by default. Of cells that run in this process:
             processes for each cell, as for `compare`.
@@ -169,8 +171,8 @@ def _table(key: str, value: object) -> Table:
         return dict(value)
     if type(value) not in _RECIPES[key].values():
         raise InvalidInput(
-            f"grid[{key!r}] must hold recipes, which a config can name, got {type(value).__name__}; "
-            f"use {_EXAMPLES[key]}."
+            f"grid[{key!r}] must hold recipes, which a config can name, "
+            f"got {type(value).__name__}; use {_EXAMPLES[key]}."
         )
     if isinstance(value, ProblemRecipe):
         return problem_table(value)

@@ -1,7 +1,8 @@
 """Runs one cell of a sweep, in this process or in a worker process.
 
 A worker, `python -m spodgt.sweeps.cell THREADS`, reads one job per line as JSON and ends with its
-input. It writes events as JSON lines to the original stdout; output of libraries is redirected to stderr.
+input. It writes events as JSON lines to the original stdout; output of libraries is redirected to
+stderr.
 """
 
 from __future__ import annotations

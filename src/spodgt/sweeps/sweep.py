@@ -26,7 +26,7 @@ from spodgt.record.record import is_complete
 from spodgt.record.run_folder import SWEEP, locked, plain, refuse_other_kind, write
 from spodgt.record.sweep import SOURCE, CellRecord, SweepRecord, collect, label
 from spodgt.sweeps.cell import Event, Job, OnEvent, Outcome
-from spodgt.sweeps.executors import Executor, check_backend, cores, executor
+from spodgt.sweeps.executors import JobExecutor, check_backend, cores, executor
 from spodgt.sweeps.executors.inline import Inline
 from spodgt.sweeps.grid import Spec
 
@@ -156,40 +156,60 @@ def run(
         workers = spec.experiment.run.workers
     folder = Path(out)
     cells = plan(spec, folder, None if cells_folder is None else Path(cells_folder))
-    outdated: list[Cell] = []
-    if rerun_before is not None:
-        outdated = [cell for cell in cells if cell.start_time < rerun_before]
+    outdated = _cells_started_before(cells, rerun_before)
     pending = [cell for cell in cells if cell in outdated or not cell.complete]
     pending.sort(key=lambda cell: cell.weight, reverse=True)
     if pending:
         check(spec)
-    failures: dict[str, str] = {}
-
-    def receive(event: Event) -> None:
-        if isinstance(event, Outcome) and event.error:
-            failures[event.name] = event.error
-        if on_event:
-            on_event(event)
-
+    failures = _FailureCollector(on_event)
     with exclusive(folder), sigterm_as_interrupt():
         is_portable = all(cell.experiment.portable for cell in pending)
-        pool: Executor
-        if is_portable:
-            pool = executor(backend, min(workers or cores(), max(1, len(pending))))
-        else:
-            pool = Inline({cell.name: cell.experiment for cell in pending})
+        pool = _create_executor(pending, backend, workers, is_portable)
         try:
             for cell in outdated:  # deleted only after all checks
                 shutil.rmtree(cell.folder, ignore_errors=True)
             _write_source(spec, folder)
             for cell in pending:
                 pool.submit(cell.job(save_every, None if is_portable else workers))
-            pool.wait(receive)
+            pool.wait(failures)
         finally:
             pool.close()
-            record = _record(spec, [cell.record(failures.get(cell.name, "")) for cell in cells])
+            record = _record(spec, [cell.record(failures.reason(cell)) for cell in cells])
             record.write(folder)
     return record
+
+
+class _FailureCollector:
+    """A callback of events that keeps the errors of failed cells, and forwards the events."""
+
+    def __init__(self, on_event: OnEvent | None) -> None:
+        self.on_event = on_event
+        self.errors: dict[str, str] = {}
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Outcome) and event.error:
+            self.errors[event.name] = event.error
+        if self.on_event is not None:
+            self.on_event(event)
+
+    def reason(self, cell: Cell) -> str:
+        """Why the cell failed; empty if it did not."""
+        return self.errors.get(cell.name, "")
+
+
+def _cells_started_before(cells: list[Cell], time: float | None) -> list[Cell]:
+    if time is None:
+        return []
+    return [cell for cell in cells if cell.start_time < time]
+
+
+def _create_executor(
+    pending: list[Cell], backend: str, workers: int | None, is_portable: bool
+) -> JobExecutor:
+    """An executor of the backend, or of this process for cells that hold its objects."""
+    if not is_portable:
+        return Inline({cell.name: cell.experiment for cell in pending})
+    return executor(backend, min(workers or cores(), max(1, len(pending))))
 
 
 def _check_execution(workers: int | None, save_every: float) -> None:

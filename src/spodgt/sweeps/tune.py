@@ -23,7 +23,7 @@ from spodgt.errors import Failed
 from spodgt.experiment import Experiment, ExperimentOptions
 from spodgt.experiment.run_options import reject_unknown_options
 from spodgt.experiment.toml import Table
-from spodgt.network import Network, Recipe
+from spodgt.network import GraphRecipe, Network
 from spodgt.participation import Always, Participation
 from spodgt.problems import Quadratic
 from spodgt.problems.protocols import HasValidation
@@ -31,7 +31,7 @@ from spodgt.record import Record, statistics
 from spodgt.record.run_folder import SEARCH, plain, refuse_other_kind, write
 from spodgt.runtimes.world import Run
 from spodgt.sweeps.cell import CellProgress, Event, Outcome
-from spodgt.sweeps.executors import Executor, cores, executor
+from spodgt.sweeps.executors import JobExecutor, cores, executor
 from spodgt.sweeps.executors.inline import Inline
 from spodgt.sweeps.successive_halving import BUDGETS, FIRST_SEED, MethodSearch, Search
 from spodgt.sweeps.sweep import Cell, exclusive, fingerprint, sigterm_as_interrupt, slug
@@ -141,7 +141,7 @@ class Tuned:
 def tune(
     methods: Sequence[Method],
     problem: Problem,
-    network: Network | Recipe,
+    network: Network | GraphRecipe,
     participation: Participation = _ALWAYS,
     *,
     search: Search = Search(),  # noqa: B008 (frozen)
@@ -201,7 +201,7 @@ def tune_experiment(
     searches = _start_searches(experiment, search)
     with exclusive(folder), sigterm_as_interrupt():
         experiments: dict[str, Experiment] = {}
-        pool: Executor = Inline(experiments)
+        pool: JobExecutor = Inline(experiments)
         if experiment.portable:
             pool = executor(backend, min(workers or cores(), len(searches)))
         try:
@@ -240,7 +240,7 @@ class _SearchRunner:
 
     full: Experiment
     cells_folder: Path
-    pool: Executor
+    pool: JobExecutor
     experiments: dict[str, Experiment]  # by cell, for an inline pool
     save_every: float
     progress: OnProgress | None

@@ -26,8 +26,9 @@ from spodgt.theory.summary import Outlook, Setting, TheorySummary, setting, summ
 from spodgt.theory.vanishing import VanishingSchedule, vanishing_schedule
 
 __all__ = [
-    "Condition", "Constants", "Contraction", "Data", "Dynamics", "EdgeUtility", "Estimate", "Estimates",
-    "Infeasible", "Outlook", "QuadraticModel", "Setting", "Start", "TheorySummary", "VanishingSchedule",
+    "Condition", "Constants", "Contraction", "Data", "Dynamics", "EdgeUtility", "Estimate",
+    "Estimates", "Infeasible", "Outlook", "QuadraticModel", "Setting", "Start", "TheorySummary",
+    "VanishingSchedule",
     "conditions", "constants", "contraction", "distances", "doubly_stochasticable", "edge_utility",
     "estimate", "expected_matrices", "independent_probabilities", "perron_vectors", "prediction",
     "pull_second_moment", "push_second_moment", "quadratic_model", "rigorous_bound", "setting",
@@ -43,3 +44,7 @@ _RENAMED = {
 
 def __getattr__(name: str) -> object:
     return renamed_attribute(__name__, name, _RENAMED)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from spodgt.errors import InvalidInput
 from spodgt.network import Network
-from spodgt.theory.graph import Links, per_client, probabilities
+from spodgt.theory.graph import RandomLinks, per_client, probabilities
 from spodgt.types import Floats
 
 Variant = Literal["paper", "corrected"]
@@ -63,7 +63,7 @@ class Data:
 
 
 @dataclass(init=False, eq=False)
-class Always:
+class UnconditionalConstants:
     """Constants that exist for every network, data and step size; some may be infinite."""
 
     variant: Variant
@@ -87,8 +87,8 @@ class Always:
     rho_B: float
     rho0_A: float  # ρ̂_0A, Lemma sporadic_contraction (i)
     rho0_B: float  # ρ̂_0B, Lemma sporadic_contraction (ii)
-    one_minus_rho_tilde_A: float  # 1 - ρ̃_A, ρ̃_A = ρ̂_A + 2ρ̂_0A, Lemma xdispersion; may be negative
-    one_minus_rho_tilde_B: float  # 1 - ρ̃_B, ρ̃_B = ρ̂_B + ρ̂_0B, Lemma ydispersion; may be negative
+    one_minus_rho_tilde_A: float  # with ρ̃_A = ρ̂_A + 2ρ̂_0A, Lemma xdispersion; may be negative
+    one_minus_rho_tilde_B: float  # with ρ̃_B = ρ̂_B + ρ̂_0B, Lemma ydispersion; may be negative
     rho_tilde_A: float
     rho_tilde_B: float
     lemma_A_ok: bool  # ρ̂_0A <= (1 - ρ̂_A)/4, Lemma sporadic_contraction (i)
@@ -100,7 +100,8 @@ class Always:
     min_p_hat: float
     p_hat_ge_r_A: bool  # min p̂ >= r̂_A
     p_hat_ge_r_B: bool  # min p̂ >= r̂_B
-    # gradients, Lemmas descenteffect and trackingeffect: what the data and the step sizes contribute
+    # gradients, Lemmas descenteffect and trackingeffect: what the data and the step sizes
+    # contribute
     L_bar: float  # mean L_i, Assumption lipschitz
     noise: float  # S = mean(σ₀² p s), Theorem constant
     sporadicity: float  # T = mean((1-p) δ₀²), Theorem constant
@@ -117,7 +118,7 @@ class Always:
 
 
 @dataclass(init=False, eq=False)
-class Fields(Always, Generic[N, V]):
+class Fields(UnconditionalConstants, Generic[N, V]):
     """All constants, in the order of the proofs."""
 
     # the recursion ς⁺ <= Ψς + γ E‖∇F‖² + ω, eqn:varsigma
@@ -149,7 +150,8 @@ class Fields(Always, Generic[N, V]):
     # Proposition lr: a step size below this keeps ρ(Ψ) < 1
     lr_bound_prop1: N  # eqn:lr_constraint as stated, with 1 + ρ̃_A
     lr_bound_prop1_proof: N  # the same with 1 + ρ̂_A, as in the proof (eqn:lr_cond2)
-    # Proposition loss; its conditions are circular, so they are evaluated at a configuration, not solved
+    # Proposition loss; its conditions are circular, so they are evaluated at a configuration, not
+    # solved
     Gamma1: N  # Γ₁, eqn:Gamma1_val
     min_p: V  # smallest p_i; 0 where any will do
     min_B: V  # smallest B_i; 1 where any will do
@@ -179,7 +181,7 @@ class Constants(Fields[Number, Vector]):
 class Draft(Fields[float, Floats]):
     """Constants during their computation, and the inputs; arrays are (clients,)."""
 
-    links: Links
+    links: RandomLinks
     L: Floats
     sigma0: Floats
     sigma1: Floats
@@ -217,11 +219,11 @@ class Draft(Fields[float, Floats]):
         if outside.any():
             worst = int(np.argmax(outside))
             raise InvalidInput(
-                f"batch[{worst}] must be from 1 to {D[worst]:g}, the client's samples, got {B[worst]:g}; "
-                "use batch=1."
+                f"batch[{worst}] must be from 1 to {D[worst]:g}, the client's samples, "
+                f"got {B[worst]:g}; use batch=1."
             )
         self.s = (1 - B / D) / B
-        self.links = Links.of(network, p_hat)
+        self.links = RandomLinks.of(network, p_hat)
         self.p = probabilities("p", p, self.m)
         self.p_hat = self.links.p_hat
 

@@ -78,33 +78,27 @@ class Dynamics:
         # μ_i: how much of client i's gradient an average round counts
         self.mean_weight = self.p if rule == "zero" else np.ones_like(self.p)
         for weight, what in ((np.ones_like(self.p), "H"), (self.mean_weight, "p_i H_i")):
-            if not np.linalg.eigvalsh(self._curvature(weight))[0] > 0:
+            if not np.linalg.eigvalsh(_curvature(self.H, weight))[0] > 0:
                 raise InvalidInput(
-                    f"the sum of {what} over clients must be positive definite; add curvature to some client."
+                    f"the sum of {what} over clients must be positive definite; "
+                    "add curvature to some client."
                 )
 
     # --- limits ---
     @cached_property
     def optimum(self) -> Floats:
         """(n,) minimiser of Σ F_i."""
-        return self._minimiser(np.ones_like(self.p))
+        return _minimiser(self.H, self.c, np.ones_like(self.p))
 
     @cached_property
     def limit(self) -> Floats:
         """(n,) minimiser of Σ μ_i F_i: the fixed point of the mean dynamics."""
-        return self._minimiser(self.mean_weight)
+        return _minimiser(self.H, self.c, self.mean_weight)
 
     @property
     def bias(self) -> Floats:
         """(n,) shift of the mean limit by idle clients: limit minus optimum."""
         return self.limit - self.optimum
-
-    def _curvature(self, weight: Floats) -> Floats:
-        return np.asarray(np.einsum("i,iab->ab", weight, self.H))
-
-    def _minimiser(self, weight: Floats) -> Floats:
-        pull = np.einsum("i,iab,ib->a", weight, self.H, self.c)
-        return np.asarray(np.linalg.solve(self._curvature(weight), pull))
 
     # --- rates and errors ---
     def mean_radius(self, step_size: ArrayLike) -> float:
@@ -129,11 +123,11 @@ class Dynamics:
         return total
 
     def floor(self, step_size: ArrayLike) -> float:
-        """Stationary E‖x - optimum‖² / clients = variance + ‖bias‖²; inf if not mean-square stable."""
+        """Stationary E‖x - optimum‖² / clients = variance + ‖bias‖²; inf if unstable."""
         return self.variance(step_size) + float(self.bias @ self.bias)
 
     def curve(self, step_size: ArrayLike, x0: ArrayLike, rounds: int) -> Floats:
-        """(rounds + 1,) exact E‖x_k - optimum‖² / clients from models `x0`, (n,) or (clients, n)."""
+        """(rounds + 1,) exact E‖x_k - optimum‖² / clients from `x0`, (n,) or (clients, n)."""
         m, n = self.c.shape
         x = np.broadcast_to(np.asarray(x0, dtype=np.float64).reshape(-1, n), (m, n))
         parts = (_Part(self, step_size, own) for same in self._alike for own in same)
@@ -146,7 +140,7 @@ class Dynamics:
             return float(np.log(max(self.mean_square_radius(np.exp(log_step)), 1e-300)))
 
         phi, pi = perron_vectors(self.network, self.p_hat)
-        steepest = np.linalg.eigvalsh(self._curvature(self.mean_weight))[-1]
+        steepest = np.linalg.eigvalsh(_curvature(self.H, self.mean_weight))[-1]
         high = float(np.log(2 / (phi @ pi * steepest)))  # where plain descent on Σ μF would break
         while log_radius(high) < 0:
             high += math.log(2)
@@ -223,7 +217,8 @@ class _Part:
         idle = Fluctuations(
             reads, np.concatenate([y, g], axis=1), np.concatenate([maps, maps], axis=1)
         )
-        # gradient noise of active clients: second moment p (scale noise)², independent over coordinates
+        # gradient noise of active clients: second moment p (scale noise)², independent over
+        # coordinates
         sigma = np.repeat(scale * np.sqrt(p) * self.dynamics.noise, n)
         written = np.stack([y.ravel(), g.ravel()], axis=1)
         noise = Fluctuations(
@@ -250,7 +245,8 @@ class _Part:
         mean[:size, size : 2 * size] = np.kron(-eta[:, None] * B, eye)
         mean[size : 2 * size, size : 2 * size] = np.kron(B, eye)
         mean[y.ravel(), g.ravel()] -= 1
-        # a working link gives x_i: a(x_j - x_i) - η_i b y_j, x_j: η_j b y_j, z_i: b y_j, z_j: -b y_j
+        # a working link adds a(x_j - x_i) - η_i b y_j to x_i, η_j b y_j to x_j, b y_j to z_i and
+        # -b y_j to z_j
         i = network.receivers
         j = network.senders
         a = network.a
@@ -320,6 +316,17 @@ class _Part:
         return np.array(errors)
 
 
+def _curvature(H: Floats, weight: Floats) -> Floats:
+    """(n, n) Hessian of Σ w_i F_i."""
+    return np.asarray(np.einsum("i,iab->ab", weight, H))
+
+
+def _minimiser(H: Floats, c: Floats, weight: Floats) -> Floats:
+    """(n,) minimiser of Σ w_i F_i."""
+    pull = np.einsum("i,iab,ib->a", weight, H, c)
+    return np.asarray(np.linalg.solve(_curvature(H, weight), pull))
+
+
 def _quadratics(m: int, H: ArrayLike, c: ArrayLike) -> tuple[Floats, Floats]:
     """Checked curvatures (m, n, n) and centres (m, n)."""
     hessians = np.asarray(H, dtype=np.float64)
@@ -333,8 +340,8 @@ def _quadratics(m: int, H: ArrayLike, c: ArrayLike) -> tuple[Floats, Floats]:
         hessians = hessians[:, :, None] * np.eye(n)
     if hessians.shape != (m, n, n) or centres.shape != (m, n):
         raise InvalidInput(
-            f"H must be ({m}, n, n) and c ({m}, n) for {m} clients, got {np.shape(H)} and {np.shape(c)}; "
-            "give one entry per client."
+            f"H must be ({m}, n, n) and c ({m}, n) for {m} clients, "
+            f"got {np.shape(H)} and {np.shape(c)}; give one entry per client."
         )
     if not np.allclose(hessians, hessians.swapaxes(1, 2)):
         worst = int(np.abs(hessians - hessians.swapaxes(1, 2)).max((1, 2)).argmax())

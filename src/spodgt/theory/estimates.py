@@ -30,8 +30,8 @@ _BOOTSTRAP_SAMPLES = 400  # bootstrap samples
 _BLOCK_NUMBERS = 2**23  # in one block of single-sample gradients
 _MIN_SECANT = 1e-3  # of the longest one: shorter secants are rounding error
 _PIECEWISE = (
-    "the loss is piecewise linear: its Hessian is zero almost everywhere and its gradient jumps, so no L_i "
-    "bounds all x"
+    "the loss is piecewise linear: its Hessian is zero almost everywhere and its gradient jumps, "
+    "so no L_i bounds all x"
 )
 
 
@@ -109,7 +109,8 @@ def estimate(
     """
     if not isinstance(problem, Learning | Quadratic):
         raise InvalidInput(
-            f"problem must be Learning or Quadratic, got {type(problem).__name__}; use spodgt.Quadratic."
+            f"problem must be Learning or Quadratic, got {type(problem).__name__}; "
+            "use spodgt.Quadratic."
         )
     start = problem.start(seed)[0] if start is None else start
     if isinstance(problem, Quadratic):
@@ -147,8 +148,9 @@ def _exact(problem: Quadratic, start: Tensor) -> Estimates:
     return Estimates(
         _known(np.linalg.eigvalsh(H)[:, -1]), _known(np.full(m, problem.noise * np.sqrt(n))),
         _known(zeros), _known(np.sqrt(delta0_square)), _known(np.sqrt(delta1_square)),
-        samples=ENDLESS * ones, batch=ones, curvature="exact", sigma_excess=zeros, delta_excess=zeros,
-        gradients=d, first_gradients=first, losses=np.array(losses), gradient_norms=np.array(norms),
+        samples=ENDLESS * ones, batch=ones, curvature="exact",
+        sigma_excess=zeros, delta_excess=zeros, gradients=d,
+        first_gradients=first, losses=np.array(losses), gradient_norms=np.array(norms),
     )  # fmt: skip
 
 
@@ -314,7 +316,8 @@ class _Descent:
         enough = distance > _MIN_SECANT * distance.max(initial=0.0)
         if not enough.any():
             raise InvalidInput(
-                "the gradient at the initial model must not be zero to estimate L; use another start."
+                "the gradient at the initial model must not be zero to estimate L; "
+                "use another start."
             )
         slopes = np.stack([(h - g).double().norm(dim=1).numpy() for (_, g), (_, h) in pairs])
         rates = slopes[enough] / distance[enough, None]

@@ -26,7 +26,7 @@ DENSE = 1000  # clients up to which the Perron vectors are eliminated densely
 
 
 @dataclass(frozen=True, eq=False)
-class Links:
+class RandomLinks:
     """The links j -> i of a network with their checked probabilities."""
 
     m: int
@@ -38,7 +38,7 @@ class Links:
     variance: Floats  # p̂ (1 - p̂)
 
     @classmethod
-    def of(cls, network: Network, p_hat: ArrayLike = 1.0) -> Links:
+    def of(cls, network: Network, p_hat: ArrayLike = 1.0) -> RandomLinks:
         p = probabilities("p_hat", p_hat, network.links)
         return cls(
             network.clients,
@@ -63,7 +63,8 @@ def per_client(name: str, value: ArrayLike, clients: int, *, zero: bool = False)
     array = np.asarray(value, dtype=np.float64)
     if array.shape not in ((), (1,), (clients,)):
         raise InvalidInput(
-            f"{name} must be one number or {clients} (one per client), got shape {array.shape}; use {name}=1."
+            f"{name} must be one number or {clients} (one per client), got shape {array.shape}; "
+            f"use {name}=1."
         )
     array = np.broadcast_to(array, (clients,))
     bad = ~(np.isfinite(array) & ((array > 0) | (zero & (array == 0))))
@@ -103,7 +104,7 @@ def expected_matrices(
         network: the graph and its weights A and B.
         p_hat: probability that a link works; one number or (links,).
     """
-    links = Links.of(network, p_hat)
+    links = RandomLinks.of(network, p_hat)
     shape = (links.m, links.m)
     where = (links.i, links.j)
     A, B = (
@@ -122,8 +123,9 @@ def perron_vectors(network: Network, p_hat: ArrayLike = 1.0) -> tuple[Floats, Fl
         network: the graph and its weights A and B; must be strongly connected.
         p_hat: probability that a link works; one number or (links,).
     """
-    links = Links.of(network, p_hat)
-    # φ is the stationary law of the chain that steps i -> j with probability â_ij; π of b̂_ij: j -> i
+    links = RandomLinks.of(network, p_hat)
+    # φ is the stationary law of the chain that steps i -> j with probability â_ij; π of b̂_ij: j ->
+    # i
     return (
         _stationary(links.m, links.i, links.j, links.a * links.p_hat),
         _stationary(links.m, links.j, links.i, links.b * links.p_hat),
@@ -156,8 +158,8 @@ def _eliminate(m: int, source: Ints, target: Ints, weight: Floats) -> Floats:
         out = P[n, :n].sum()
         if out == 0:
             raise InvalidNetwork(
-                f"client {n} has no path to clients 0..{n - 1}, so no positive Perron vector exists. "
-                "Add links until the graph is strongly connected."
+                f"client {n} has no path to clients 0..{n - 1}, so no positive Perron vector "
+                "exists. Add links until the graph is strongly connected."
             )
         P[:n, n] /= out
         P[:n, :n] += np.outer(P[:n, n], P[n, :n])
@@ -196,8 +198,8 @@ def distances(network: Network) -> Ints:
     if np.isinf(d).any():
         s, t = (int(index) for index in np.argwhere(np.isinf(d))[0])
         raise InvalidNetwork(
-            f"the graph must be strongly connected, but no path leads from client {s} to client {t}. "
-            "Add links, or keep only the largest strongly connected component."
+            f"the graph must be strongly connected, but no path leads from client {s} to "
+            f"client {t}. Add links, or keep only the largest strongly connected component."
         )
     return np.asarray(d, dtype=np.int64)
 
@@ -252,7 +254,8 @@ def doubly_stochasticable(network: Network, self_loops: bool = True) -> bool:
     sender_of = csgraph.maximum_bipartite_matching(support, perm_type="column")
     if (sender_of < 0).any():
         return False
-    # contract each matched pair; an entry is in another perfect matching iff it lies on an alternating cycle
+    # contract each matched pair; an entry is in another perfect matching iff it lies on an
+    # alternating cycle
     receiver_of = np.empty(m, dtype=np.int64)
     receiver_of[sender_of] = np.arange(m)
     alternating = sparse.csr_matrix((np.ones(len(rows)), (rows, receiver_of[columns])), (m, m))
@@ -264,13 +267,14 @@ def doubly_stochasticable(network: Network, self_loops: bool = True) -> bool:
 # Links fail independently, so with q_l = p̂_l (1 - p̂_l) for link l: j -> i
 #     E[AᵀΦA]   = ÂᵀΦÂ   + Σ_l q_l a_l² φ_i (e_j - e_i)(e_j - e_i)ᵀ
 #     E[BᵀΠ⁻¹B] = B̂ᵀΠ⁻¹B̂ + Σ_l q_l b_l² (1/π_i + 1/π_j) e_j e_jᵀ
-# (eqn:spod_contract_A0, eqn:spod_contract_B0), whatever the probabilities: no threshold is involved.
+# (eqn:spod_contract_A0, eqn:spod_contract_B0), whatever the probabilities: no threshold is
+# involved.
 @dataclass(frozen=True)
 class Contraction:
     """True one-round factors in the paper's norms, and the threshold-free bound on the first."""
 
     A: float  # largest E‖A^(k)x - 1x̄‖²_φ / ‖x - 1x̄‖²_φ
-    B: float  # largest E‖Π⁻¹B^(k)y‖²_π / ‖Π⁻¹y‖²_π over Σy = 0; may exceed one where links fail often
+    B: float  # largest E‖Π⁻¹B^(k)y‖²_π / ‖Π⁻¹y‖²_π over Σy = 0; above one if links fail often
     injection: (
         float  # E‖Π⁻¹B^(k)π - 1‖²_π: what failing links add per squared Σy, since B^(k)π != π
     )
@@ -285,7 +289,7 @@ def pull_second_moment(network: Network, p_hat: ArrayLike, weights: Floats) -> F
         p_hat: probability that a link works; one number or (links,).
         weights: (clients,), such as φ̂.
     """
-    links = Links.of(network, p_hat)
+    links = RandomLinks.of(network, p_hat)
     A = expected_matrices(network, p_hat)[0].toarray()
     moment = np.asarray(A.T @ (weights[:, None] * A))
     i = links.i
@@ -304,7 +308,7 @@ def push_second_moment(network: Network, p_hat: ArrayLike, weights: Floats) -> F
         p_hat: probability that a link works; one number or (links,).
         weights: (clients,), positive, such as π̂.
     """
-    links = Links.of(network, p_hat)
+    links = RandomLinks.of(network, p_hat)
     B = expected_matrices(network, p_hat)[1].toarray()
     moment = np.asarray(B.T @ (B / weights[:, None]))
     spread = links.variance * links.b**2 * (1 / weights[links.i] + 1 / weights[links.j])
@@ -319,7 +323,7 @@ def contraction(network: Network, p_hat: ArrayLike = 1.0) -> Contraction:
         network: the graph and its weights A and B.
         p_hat: probability that a link works; one number or (links,).
     """
-    links = Links.of(network, p_hat)
+    links = RandomLinks.of(network, p_hat)
     if links.m == 1:
         return Contraction(0.0, 0.0, 0.0, 1.0)
     phi, pi = perron_vectors(network, p_hat)

@@ -18,8 +18,15 @@ from scipy.optimize import brentq
 
 from spodgt.errors import InvalidInput
 from spodgt.network import Network
-from spodgt.theory.constants import Always, Constants, Data, Draft, Infeasible, Variant
-from spodgt.theory.graph import Links, edge_utility, expected_matrices, perron_vectors
+from spodgt.theory.constants import (
+    Constants,
+    Data,
+    Draft,
+    Infeasible,
+    UnconditionalConstants,
+    Variant,
+)
+from spodgt.theory.graph import RandomLinks, edge_utility, expected_matrices, perron_vectors
 from spodgt.types import Floats
 
 
@@ -41,7 +48,8 @@ def constants(
     Args:
         network: the graph and its weights A and B.
         p: probability in (0, 1] that a client computes in a round; one number or (clients,).
-        p_hat: probability in (0, 1] that a link works; one number or (links,) in the network's order.
+        p_hat: probability in (0, 1] that a link works; one number or (links,) in the network's
+            order.
         data: smoothness, noise, dissimilarity and sample counts of the clients.
         step_size: η, positive; one number or (clients,).
         gamma2: Γ₂ > 1 of Proposition loss.
@@ -60,7 +68,7 @@ def constants(
     # tiny probabilities may overflow; what is then not a number is reported as infeasible
     with np.errstate(all="ignore"):
         ended = Infeasible(_compute(k, network))
-    always = {field.name for field in fields(Always)}
+    always = {field.name for field in fields(UnconditionalConstants)}
     for field in fields(Constants):
         value = vars(k).get(field.name, ended)
         setattr(found, field.name, _finite(field.name, value, field.name in always))
@@ -89,8 +97,8 @@ def _compute(k: Draft, network: Network) -> str:
     ):
         if not tilde > 0:
             return (
-                f"1 - rho_tilde_{name} = {tilde:.3g} must be positive; the links' variance rho0_{name} = "
-                f"{rho0:.3g} is too large for the gap 1 - rho_{name} = {gap:.3g}"
+                f"1 - rho_tilde_{name} = {tilde:.3g} must be positive; the links' variance "
+                f"rho0_{name} = {rho0:.3g} is too large for the gap 1 - rho_{name} = {gap:.3g}"
             )
     g1, g2 = _recursion(k)
     _loss(k)
@@ -159,7 +167,7 @@ def _mixing(k: Draft) -> None:
 
 
 def _extreme(
-    links: Links, p_hat: Floats | float, pick: Callable[[Floats], float]
+    links: RandomLinks, p_hat: Floats | float, pick: Callable[[Floats], float]
 ) -> tuple[float, float]:
     """Smallest or largest weight of A and of B when links count `p_hat`, diagonals included."""
     diagonal_a, diagonal_b = links.diagonals(p_hat)
@@ -240,7 +248,8 @@ def _recursion(k: Draft) -> tuple[float, float]:
         else math.inf
     )
     k.kappa10 = 8 / (3 * k2 * k3) * (k.phi * k.pi).max() / k.phi.max()
-    # |Y|² = |consensus error|² + m²|ȳ|²: the printed lemma loses this m², and the whole ȳ term of the mixing
+    # |Y|² = |consensus error|² + m²|ȳ|²: the printed lemma loses this m², and the whole ȳ term of
+    # the mixing
     m2 = m**2 if corrected else 1
     x = (1 + rho_B) / (2 * rho_B) * m**2 * rho0_B if corrected and rho0_B > 0 else 0.0
     k.psi12 = k.kappa6 * k3 * h
@@ -349,7 +358,8 @@ def _proposition_loss(k: Draft) -> None:
     k.min_B = np.maximum(1.0, k.samples / (1 + c * k.samples))
     links = 9 * (m - 1) * k.kappa2 * G1 * k.links.b.max(initial=0.0) ** 2
     k.tau_prime_B = tau = 2 * m * pi.min() ** 2 / (links * pi.max()) if links > 0 else math.inf
-    # ½(1 - √(1-τ')) without cancellation; at τ' >= 1 no p̂ is excluded, whatever the formula returns
+    # ½(1 - √(1-τ')) without cancellation; at τ' >= 1 no p̂ is excluded, whatever the formula
+    # returns
     k.one_minus_r_prime_B = tau / (2 * (1 + np.sqrt(1 - tau))) if tau < 1 else 1.0
     k.r_prime_B = 1 - k.one_minus_r_prime_B
     k.lr_bound_prop2 = float(np.sqrt((1 - 1 / G3) / G1 * k.kappa10 / k.kappa9 * gap))

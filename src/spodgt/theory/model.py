@@ -15,9 +15,10 @@ from spodgt.types import Availability, Floats
 
 _EXACT = "The problem is quadratic: this is exact."
 _MODEL = (
-    "A model of the problem: F_i = L_i |x - c_i|²/2 with the L_i above in every direction, and with the "
-    "gradients and the noise found at the last point of the descent. Exact for the model; for the problem "
-    "the step sizes are a guide, distances are of this order, and flat directions are slower."
+    "A model of the problem: F_i = L_i |x - c_i|²/2 with the L_i above in every direction, and "
+    "with the gradients and the noise found at the last point of the descent. Exact for the "
+    "model; for the problem the step sizes are a guide, distances are of this order, and flat "
+    "directions are slower."
 )
 
 

@@ -17,10 +17,12 @@ from spodgt.types import Floats, Ints
 
 @dataclass(frozen=True, eq=False)
 class VanishingSchedule:
-    """A step size, participation and batch sizes under which the stationarity gap falls like 1/√rounds.
+    """Step size, participation and batch sizes that let the stationarity gap fall like 1/√rounds.
 
-    plan = vanishing_schedule(1000, problem.client_indices.sizes) train(SpodGT(plan.schedule),
-    plan.batches(problem), network, plan.participation(), rounds=plan.rounds)
+    Example:
+        plan = vanishing_schedule(1000, problem.client_indices.sizes)
+        problem = plan.batches(problem)
+        train(SpodGT(plan.schedule), problem, network, plan.participation(), rounds=plan.rounds)
     """
 
     rounds: int
@@ -37,7 +39,8 @@ class VanishingSchedule:
         """Return a participation in which client i computes with probability p_i.
 
         Args:
-            p_hat: probability that a link works (not restricted by the corollary); one number or (links,).
+            p_hat: probability that a link works (not restricted by the corollary); one number or
+                (links,).
         """
         return Bernoulli(self.p, p_hat)
 
@@ -58,7 +61,7 @@ def vanishing_schedule(
     idleness: ArrayLike = 0.5,
     batch: float = 1.0,
 ) -> VanishingSchedule:
-    """Plan a run; `step_size`, `idleness` and `batch` are the constants that the corollary leaves open.
+    """Plan a run; `step_size`, `idleness` and `batch` are constants that the corollary leaves open.
 
     The batch sizes are those for which the sampling variance (1 - B/D)/B is at most 1/(batch
     √(K+1)).

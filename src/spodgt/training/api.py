@@ -22,7 +22,7 @@ from spodgt.engine import announce_compilation, use_engine
 from spodgt.errors import DivergenceWarning, InvalidInput, StalledWarning, caller_level
 from spodgt.experiment import Experiment, ExperimentOptions, ProblemRecipe, RunOptions
 from spodgt.experiment.run_options import reject_unknown_options
-from spodgt.network import Network, Recipe
+from spodgt.network import GraphRecipe, Network
 from spodgt.participation import Always, Participation
 from spodgt.record.run_folder import RunFolder, plain
 from spodgt.runtimes.distributed.process_group import join, launched
@@ -89,7 +89,7 @@ class TrainOptions(ExperimentOptions, ExecutionOptions, total=False):
 def train(
     method: Method,
     problem: Problem | ProblemRecipe,
-    network: Network | Recipe,
+    network: Network | GraphRecipe,
     participation: Participation = _ALWAYS,
     **options: Unpack[TrainOptions],
 ) -> Result:
@@ -105,7 +105,7 @@ def train(
 def compare(
     methods: Sequence[Method],
     problem: Problem | ProblemRecipe,
-    network: Network | Recipe,
+    network: Network | GraphRecipe,
     participation: Participation = _ALWAYS,
     **options: Unpack[TrainOptions],
 ) -> Result:
@@ -255,10 +255,12 @@ def _check_options(
             f"checkpoint_every must be seconds of at least 0, got {checkpoint_every!r}; use 30."
         )
     if resume and out is None:
-        raise InvalidInput("resume=True cannot go with no out: nothing was kept; use resume=False.")
+        raise InvalidInput(
+            "resume=True requires out, the folder of the run to continue; give out='runs/mine'."
+        )
     if resume and keep_states:
         raise InvalidInput(
-            "resume=True cannot go with keep_states=True: its first states are gone; "
+            "resume=True and keep_states=True exclude each other: checkpoints lack earlier states; "
             "use resume=False."
         )
     if not isinstance(callbacks, list | tuple) or not all(map(callable, callbacks)):

@@ -17,6 +17,8 @@ from typing import Any
 
 from spodgt.errors import InvalidInput
 
+__all__ = ["Logger", "MLflow", "TensorBoard", "WandB"]
+
 Close = Callable[[], object]
 Log = Callable[[Mapping[str, float], int], object]  # metrics by name, and their round
 
@@ -30,7 +32,11 @@ class Logger(ABC):
 
     @contextlib.contextmanager
     def logging(self, config: dict[str, Any]) -> Iterator[None]:
-        """Log a comparison with these settings in this block."""
+        """Log a comparison in this block; all runs are closed at its end.
+
+        Args:
+            config: settings of the comparison, as the tables of a TOML file.
+        """
         self.config = config
         try:
             yield
@@ -53,7 +59,16 @@ class Logger(ABC):
 
     @abstractmethod
     def open(self, name: str, method: str, seed: int) -> tuple[Log, Close]:
-        """Start the run of one method and seed; returns functions to log to it and to close it."""
+        """Start the run of one method and seed.
+
+        Args:
+            name: of the run.
+            method: label of the method.
+            seed: seed of the run.
+
+        Returns:
+            A function of (metrics, round) that logs, and one that closes the run.
+        """
 
 
 class TensorBoard(Logger):
@@ -155,3 +170,7 @@ def _package(module: str, extra: str) -> ModuleType:
             f"logging to {extra} needs the package {extra}, which is not installed; "
             f"run pip install 'spodgt[{extra}]'."
         ) from None
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -47,7 +47,8 @@ class Result(Record):
         Args:
             method: Its label; optional if there is one method.
             seed: Of the run; the first by default.
-            client: A client's name or number, or "average" (default) for the average of all clients.
+            client: A client's name or number, or "average" (default) for the average of all
+                clients.
             best: The models of the best evaluation, which `keep="best"` keeps; default: the last
                 ones, of an interrupted run those of the round in which it was interrupted.
         """

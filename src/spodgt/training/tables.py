@@ -91,7 +91,7 @@ def participation_table(counts: Iterable[tuple[str, Run, Tally]]) -> pd.DataFram
 
 
 def method_traits(batches: Mapping[str, Sequence[Run]]) -> dict[str, dict[str, Any]]:
-    """Facts about methods by label: name if the label has settings, local steps by seed, waiting."""
+    """Facts about methods by label: name if the label has settings, local steps, waiting."""
     found = {}
     for label, runs in batches.items():
         facts: dict[str, Any] = {}

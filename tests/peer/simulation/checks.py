@@ -13,7 +13,7 @@ from spodgt.peer.process.local_problem import manifest_problem
 from spodgt.peer.process.main import Peer
 from spodgt.peer.protocol.audit import audit, local_error
 from spodgt.peer.protocol.client_state import State
-from spodgt.peer.protocol.node import Vault
+from spodgt.peer.protocol.node import StateStore
 from spodgt.peer.transport.wire_format import REPEATS, Context
 from spodgt.problems.quadratic import Quadratic
 from tests.peer.simulation.frames import header_of
@@ -32,7 +32,7 @@ class Violation(AssertionError):
 class CheckedStore:
     """Checks every commit of a peer after it was made."""
 
-    def __init__(self, store: Vault, peer: Peer, checks: Checks) -> None:
+    def __init__(self, store: StateStore, peer: Peer, checks: Checks) -> None:
         self.store = store
         self.peer = peer
         self.checks = checks
@@ -67,7 +67,7 @@ class Checks:
         """
         name = peer.name
         if is_clone:
-            peer.node.vault = CheckedStore(peer.store, peer, Checks(self.loop))
+            peer.node.store = CheckedStore(peer.store, peer, Checks(self.loop))
             return
         before = self.states.get(name)
         state = peer.node.state
@@ -83,7 +83,7 @@ class Checks:
         if name not in self.set_back and number <= self.incarnations.get(name, 0):
             raise Violation(f"{name} starts twice with incarnation {number}")
         self.incarnations[name] = number
-        peer.node.vault = CheckedStore(peer.store, peer, self)
+        peer.node.store = CheckedStore(peer.store, peer, self)
         self.committed(name, state)
 
     def lost_state(self, name: str, epoch: int = 0) -> None:

@@ -97,11 +97,11 @@ class PeerProcess:
             context = replace(self.peer.context, protocols=(1,))
             self.peer.transport.local = replace(self.peer.transport.local, context=context)
         cluster.checks.watch(self.peer, is_clone)
-        self.honest_gradient = self.peer.node.gradient
-        self.peer.node.gradient = self._gradient
+        self.honest_gradient = self.peer.node.method_step.gradient
+        self.peer.node.method_step.gradient = self._gradient
         if host.chaos:
-            hear = Chaos(self.peer.node.hear, **host.chaos, seed=cluster.random.random())
-            self.peer.transport.local = replace(self.peer.transport.local, hear=hear)
+            receive = Chaos(self.peer.node.receive, **host.chaos, seed=cluster.random.random())
+            self.peer.transport.local = replace(self.peer.transport.local, receive=receive)
 
     def _gradient(self, x: Tensor, k: int) -> Tensor:
         gradient = self.honest_gradient(x, k)
@@ -167,7 +167,7 @@ class PeerProcess:
         self.is_alive = False
         self.host.process = None
         transport = self.peer.transport
-        for stream in (*transport.out.values(), *transport.fetching.values()):
+        for stream in (*transport.out.values(), *transport.in_dialers.values()):
             stream.closed = True  # a callback of the event loop would open it again
         for task in list(self.tasks):
             task.cancel()
@@ -391,7 +391,7 @@ class Cluster:
             if host is not None and host.has_ended:
                 host.has_ended = False
                 host.is_wanted = True
-                self.start(name)
+                self.after(0.0, lambda name=name: self.start(name))  # type: ignore[misc]
 
     def _start_later(self, name: str) -> None:
         host = self.hosts[name]
@@ -460,7 +460,7 @@ def first_manifest(setup: Setup) -> Manifest:
         compute={f"p{index}": device for index in range(setup.clients)},
         rounds=setup.rounds,
     )
-    manifest = run_folders.plan(config, deployment)
+    manifest = run_folders.plan_manifest(config, deployment)
     dial = "receiver" if setup.dialled_by_receivers else "sender"
     links = tuple(replace(link, p_hat=setup.p_hat, dial=dial) for link in manifest.links)
     manifest = replace(manifest, run="simulation", links=links)

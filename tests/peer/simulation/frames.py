@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from google.protobuf.message import DecodeError
 
-from spodgt.peer.protocol.running_sums import BOUND
+from spodgt.peer.protocol.running_sums import MAX_NUMBER
 from spodgt.peer.transport import wire_pb2 as pb
 from spodgt.peer.transport.wire_format import HEADER
 
@@ -70,7 +70,7 @@ def acknowledged_before_sent(header: pb.Header) -> None:
 
 
 def number_too_large(header: pb.Header) -> None:
-    header.number = BOUND
+    header.number = MAX_NUMBER
 
 
 def root_of_clients(header: pb.Header) -> None:
@@ -128,7 +128,7 @@ class Damage:
         if way == 0:
             ack.run = "another"
         elif way == 1:
-            ack.number = BOUND
+            ack.number = MAX_NUMBER
         elif way == 2:
             return data + bytes(HEADER)
         else:

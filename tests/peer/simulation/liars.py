@@ -8,7 +8,7 @@ import torch
 
 from spodgt.peer.membership import certificates
 from spodgt.peer.membership.manifest import Manifest, SignedManifest
-from spodgt.peer.membership.manifest_changes import changed
+from spodgt.peer.membership.manifest_changes import apply_change
 from spodgt.peer.options import Change
 from spodgt.peer.process.main import Peer
 from spodgt.peer.protocol.running_sums import Incarnation, Message
@@ -26,7 +26,7 @@ def lie(peer: Peer, change: Lie) -> None:
         return None if true is None else change(true)
 
     peer.node.message = message  # type: ignore[method-assign]
-    peer.node.waits = lambda name: True  # type: ignore[method-assign]
+    peer.node.has_unacknowledged = lambda name: True  # type: ignore[method-assign]
 
 
 class EpochStorm:
@@ -104,5 +104,5 @@ def later_version(message: Message) -> Message:
 def forge_manifest(peer: Peer, manifest: Manifest) -> None:
     """Answer with a manifest that another authority has signed."""
     key, _ = certificates.create_authority("forged")
-    forged = SignedManifest.sign(changed(manifest, Change(max_alone=1)), key)
+    forged = SignedManifest.sign(apply_change(manifest, Change(max_alone=1)), key)
     peer.transport.manifest = lambda name: forged.file

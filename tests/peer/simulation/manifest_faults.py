@@ -28,7 +28,7 @@ def change_settings(cluster: Cluster, fault: Fault) -> None:
         Change(rounds_per_second=cluster.setup.rate * (1 + 0.1 * version)),
     )
     change = changes[int(fault.number) % 3]
-    _publish(cluster, lambda manifest: manifest_changes.changed(manifest, change))
+    _publish(cluster, lambda manifest: manifest_changes.apply_change(manifest, change))
 
 
 def change_address(cluster: Cluster, fault: Fault) -> None:
@@ -36,7 +36,7 @@ def change_address(cluster: Cluster, fault: Fault) -> None:
     cluster.moved.add(fault.target)
     address = f"10.1.{cluster.manifest.version}.1:7000"
     change = Change(addresses={fault.target: address})
-    _publish(cluster, lambda manifest: manifest_changes.changed(manifest, change))
+    _publish(cluster, lambda manifest: manifest_changes.apply_change(manifest, change))
 
 
 def change_links(cluster: Cluster, fault: Fault) -> None:
@@ -46,23 +46,23 @@ def change_links(cluster: Cluster, fault: Fault) -> None:
     change = Change(links={ends: {"p_hat": 0.5}})
     if ends in known and fault.number > 3:
         change = Change(unlinked=frozenset({ends}))
-    _publish(cluster, lambda manifest: manifest_changes.changed(manifest, change))
+    _publish(cluster, lambda manifest: manifest_changes.apply_change(manifest, change))
 
 
 def change_root(cluster: Cluster, fault: Fault) -> None:
     """Another client leads."""
     _publish(
-        cluster, lambda manifest: manifest_changes.changed(manifest, Change(root=fault.target))
+        cluster, lambda manifest: manifest_changes.apply_change(manifest, Change(root=fault.target))
     )
 
 
 def quarantine(cluster: Cluster, fault: Fault) -> None:
     """A client has no links for a while."""
-    if _publish(cluster, lambda manifest: manifest_changes.quarantined(manifest, fault.target)):
+    if _publish(cluster, lambda manifest: manifest_changes.set_quarantine(manifest, fault.target)):
         cluster.at_end(
             fault.seconds,
             lambda: _publish(
-                cluster, lambda m: manifest_changes.quarantined(m, fault.target, False)
+                cluster, lambda m: manifest_changes.set_quarantine(m, fault.target, False)
             ),
         )
 
@@ -75,7 +75,7 @@ def remove(cluster: Cluster, fault: Fault) -> None:
 def _remove(cluster: Cluster, name: str) -> bool:
     if len(cluster.manifest.linked) <= 2:
         return False
-    if not _publish(cluster, lambda manifest: manifest_changes.without(manifest, name)):
+    if not _publish(cluster, lambda manifest: manifest_changes.remove_client(manifest, name)):
         return False
     cluster.give_manifest(name)
     return True
@@ -106,11 +106,11 @@ def join(cluster: Cluster, fault: Fault) -> None:
         links[name, other] = {}
         links[other, name] = {}
 
-    def joined(manifest: Manifest) -> Manifest:
+    def add_client(manifest: Manifest) -> Manifest:
         address = f"10.0.0.{len(cluster.hosts)}:7000"
-        return manifest_changes.joined(manifest, name, address=address, links=links)
+        return manifest_changes.add_client(manifest, name, address=address, links=links)
 
-    if _publish(cluster, joined):
+    if _publish(cluster, add_client):
         cluster.add_host(name)
         cluster.at_end(fault.seconds, lambda: cluster.start(name))
 

@@ -20,12 +20,22 @@ from torch import Tensor
 from spodgt.peer.membership import certificates
 from spodgt.peer.process.main import Peer
 from spodgt.peer.process.membership import Membership
-from spodgt.peer.process.round_loop import Rounds
-from spodgt.peer.protocol import client_state, node, running_sums
-from spodgt.peer.protocol.epoch_limit import FollowedEpochs
-from spodgt.peer.protocol.running_sums import Ack, InLink, Message, OutLink, Taken
+from spodgt.peer.process.round_loop import RoundLoop
+from spodgt.peer.protocol import client_state, running_sums
+from spodgt.peer.protocol.epoch_limit import EpochRateLimiter
+from spodgt.peer.protocol.frame_processing import FrameProcessor
+from spodgt.peer.protocol.running_sums import (
+    Ack,
+    FrameAge,
+    InLink,
+    Message,
+    MessageEffect,
+    NewerEpoch,
+    OutLink,
+    RolledBack,
+)
 from spodgt.peer.storage import state_store
-from spodgt.peer.storage.state_store import Store, StoreFailed
+from spodgt.peer.storage.state_store import DiskStateStore, StoreFailed
 from spodgt.peer.transport import streams, wire_format
 from tests.peer.simulation import test_liars
 from tests.peer.simulation.simulator import plan_of, simulate
@@ -49,7 +59,7 @@ def forget_ack(link: OutLink, ack: Ack) -> OutLink:
     return replace(link, seen=ack.sender)
 
 
-def unrounded(link: OutLink, y: Tensor, short: bool = False) -> tuple[OutLink, Tensor]:
+def unrounded(link: OutLink, y: Tensor, quantized: bool = False) -> tuple[OutLink, Tensor]:
     new = torch.add(link.total, y, alpha=link.weight).to(link.total.dtype)
     return replace(link, total=new, number=link.number + 1), link.weight * y
 
@@ -66,27 +76,29 @@ def rebase_without_z(link: OutLink) -> tuple[OutLink, Tensor] | None:
     return None if quiet is None else (quiet[0], torch.zeros_like(quiet[1]))
 
 
-_take = running_sums.take
+_take = running_sums.apply_message
 
 
-def take_old(link: InLink, message: Message) -> Taken:
+def take_old(link: InLink, message: Message) -> MessageEffect | RolledBack:
     if message.number < link.number and message.base == link.base:
         mass = message.total.double() - link.total
-        return Taken(replace(link, number=message.number, total=message.total), mass, None)
+        return MessageEffect(replace(link, number=message.number, total=message.total), mass, None)
     return _take(link, message)
 
 
-def believe_own_disk(own: running_sums.Incarnation, epoch: int, frame: Message | Ack) -> bool:
+def believe_own_disk(
+    own: running_sums.Incarnation, epoch: int, frame: Message | Ack
+) -> FrameAge | NewerEpoch:
     if frame.epoch > epoch:
-        raise running_sums.NewerEpoch(frame)
-    return frame.epoch == epoch
+        return NewerEpoch(frame.epoch)
+    return FrameAge.CURRENT if frame.epoch == epoch else FrameAge.EARLIER
 
 
-_fresh = client_state.fresh
+_epoch_start_state = client_state.epoch_start_state
 
 
-def keep_tracker(state: client_state.State, epoch: int, part: Any) -> client_state.State:
-    return _fresh(state, epoch, part)._replace(method=state.method)
+def keep_tracker(state: client_state.State, epoch: int, role: Any) -> client_state.State:
+    return _epoch_start_state(state, epoch, role)._replace(method=state.method)
 
 
 _meta_of = client_state.meta_of
@@ -97,87 +109,89 @@ def same_incarnation(state: client_state.State, own: running_sums.Incarnation) -
 
 
 # --- rounds ----------------------------------------------------------------------------------------
-def send_before_commit(self: Rounds) -> None:
-    committed = self.node.shown
-    self.node.shown = self.node.state
+def send_before_commit(self: RoundLoop) -> None:
+    committed = self.node.committed
+    self.node.committed = self.node.state
     self._send_unacknowledged()
-    self.node.shown = committed
+    self.node.committed = committed
     for source in sorted(self.node.commit()):
         ack = self.node.ack(source)
         if ack:
             self.transport.send_ack(source, ack)
 
 
-def ack_before_commit(self: Rounds) -> None:
-    committed = self.node.shown
-    self.node.shown = self.node.state
-    for source in sorted(self.node.owed):
+def ack_before_commit(self: RoundLoop) -> None:
+    committed = self.node.committed
+    self.node.committed = self.node.state
+    for source in sorted(self.node.pending_acks):
         ack = self.node.ack(source)
         if ack:
             self.transport.send_ack(source, ack)
-    self.node.shown = committed
+    self.node.committed = committed
     self.node.commit()
     self._send_unacknowledged()
 
 
-def silent_while_waiting(self: Rounds, has_frames: bool) -> None:
+def silent_while_waiting(self: RoundLoop, has_frames: bool) -> None:
     return
 
 
-def never_send_first(self: Rounds) -> None:
+def never_send_first(self: RoundLoop) -> None:
     self._sent_at = self.clock.monotonic()
     for target in self.node.state.out:
-        link = self.node.shown.out.get(target)
+        link = self.node.committed.out.get(target)
         message = self.node.message(target)
         if link is not None and link.acked < link.number and message:
             self.transport.send_latest(target, message)
 
 
 # --- the disk --------------------------------------------------------------------------------------
-def skip_sync(self: Store, record: state_store.Record) -> None:
+def skip_sync(self: DiskStateStore, record: state_store.Record) -> None:
     file = self.records[record.generation % 2]
-    file.write(memoryview(state_store._sealed(record)), 0)
+    file.write(memoryview(state_store._encode_record(record)), 0)
 
 
-_write = Store._write
+_write = DiskStateStore._write
 
 
-def overwrite_slot(self: Store, vector: Tensor, old: Any, generation: int) -> Any:
+def overwrite_slot(self: DiskStateStore, vector: Tensor, old: Any, generation: int) -> Any:
     if old is not None:
         old = {**old, "slot": 1 - old["slot"]}
     return _write(self, vector, old, generation)
 
 
-_commit = Store.commit
+_commit = DiskStateStore.commit
 
 
-def ignore_full_disk(self: Store, vectors: Any, meta: Any) -> None:
+def ignore_full_disk(self: DiskStateStore, vectors: Any, meta: Any) -> None:
     try:
         _commit(self, vectors, meta)
     except StoreFailed:
         return
 
 
-def one_record(self: Store, record: state_store.Record) -> None:
+def one_record(self: DiskStateStore, record: state_store.Record) -> None:
     file = self.records[0]
-    file.write(memoryview(state_store._sealed(record)), 0)
+    file.write(memoryview(state_store._encode_record(record)), 0)
     if self.durability == "power":
         file.sync()
 
 
 # --- links and the manifest ------------------------------------------------------------------------
-async def connect_once(self: streams.Dialled) -> None:
+async def connect_once(self: streams.LinkDialer) -> None:
     self.down(await self._attempt())
     await asyncio.Event().wait()
 
 
-_of_this_epoch = node.Node._of_this_epoch
+_check_epoch = FrameProcessor._check_epoch
 
 
-def deaf_to_epochs(self: node.Node, name: str, frame: Message | Ack) -> bool:
-    if self.state.epoch < frame.epoch <= self.last_epoch:
-        return False
-    return _of_this_epoch(self, name, frame)
+def deaf_to_epochs(
+    self: FrameProcessor, name: str, frame: Message | Ack
+) -> FrameAge | NewerEpoch | RolledBack:
+    if self.node.state.epoch < frame.epoch <= self.node.last_epoch:
+        return FrameAge.EARLIER
+    return _check_epoch(self, name, frame)
 
 
 _adopt = Membership.adopt
@@ -205,12 +219,13 @@ def ask_nobody(self: Membership, neighbour: str, loop: object) -> None:
     return
 
 
-def every_root(self: node.Node, name: str, frame: Message | Ack) -> bool:
-    self.epochs.reached(name)
-    return running_sums.check_epoch(self.incarnation, self.state.epoch, frame)
+def every_root(
+    self: FrameProcessor, name: str, frame: Message | Ack
+) -> FrameAge | NewerEpoch | RolledBack:
+    return running_sums.check_epoch(self.node.incarnation, self.node.state.epoch, frame)
 
 
-def follow_all(self: FollowedEpochs, name: str, current: int, claimed: int) -> int:
+def follow_all(self: EpochRateLimiter, name: str, current: int, claimed: int) -> int:
     return claimed
 
 
@@ -230,45 +245,47 @@ def status_with_key(self: Peer, name: str) -> bytes:
     return bytes(self.host.files.read(self.membership.folder / "key.pem"))
 
 
-def note_no_end(self: node.Node, name: str, has_ended: bool, is_newer: bool) -> None:
+def note_no_end(self: FrameProcessor, name: str, has_ended: bool, is_newer: bool) -> None:
     return
 
 
 MUTANTS: dict[str, Mutant] = {
-    "forget an acknowledgement": Mutant(running_sums, "take_ack", forget_ack),
-    "subtract the unrounded mass": Mutant(running_sums, "put", unrounded),
+    "forget an acknowledgement": Mutant(running_sums, "apply_ack", forget_ack),
+    "subtract the unrounded mass": Mutant(running_sums, "add_mass", unrounded),
     "rebase before all is acknowledged": Mutant(running_sums, "rebase", rebase_early),
     "forget what a rebase folds away": Mutant(running_sums, "rebase", rebase_without_z),
-    "take older messages": Mutant(running_sums, "take", take_old),
+    "take older messages": Mutant(running_sums, "apply_message", take_old),
     "ignore proofs of a disk set back": Mutant(running_sums, "check_epoch", believe_own_disk),
-    "keep the tracker in a new epoch": Mutant(client_state, "fresh", keep_tracker),
+    "keep the tracker in a new epoch": Mutant(client_state, "epoch_start_state", keep_tracker),
     "start with the old incarnation": Mutant(client_state, "meta_of", same_incarnation),
-    "send before the commit": Mutant(Rounds, "_publish", send_before_commit),
-    "acknowledge before the commit": Mutant(Rounds, "_publish", ack_before_commit),
-    "send nothing while waiting": Mutant(Rounds, "_exchange_without_round", silent_while_waiting),
-    "send nothing before it is heard": Mutant(Rounds, "_send_unacknowledged", never_send_first),
-    "skip the sync of a commit": Mutant(Store, "_write_record", skip_sync),
-    "overwrite the slot in use": Mutant(Store, "_write", overwrite_slot),
-    "go on with a full disk": Mutant(Store, "commit", ignore_full_disk),
-    "keep one record": Mutant(Store, "_write_record", one_record),
-    "connect once": Mutant(streams.Dialled, "_run", connect_once),
-    "do not follow epochs": Mutant(node.Node, "_of_this_epoch", deaf_to_epochs),
+    "send before the commit": Mutant(RoundLoop, "_publish", send_before_commit),
+    "acknowledge before the commit": Mutant(RoundLoop, "_publish", ack_before_commit),
+    "send nothing while waiting": Mutant(
+        RoundLoop, "_exchange_without_round", silent_while_waiting
+    ),
+    "send nothing before it is heard": Mutant(RoundLoop, "_send_unacknowledged", never_send_first),
+    "skip the sync of a commit": Mutant(DiskStateStore, "_write_record", skip_sync),
+    "overwrite the slot in use": Mutant(DiskStateStore, "_write", overwrite_slot),
+    "go on with a full disk": Mutant(DiskStateStore, "commit", ignore_full_disk),
+    "keep one record": Mutant(DiskStateStore, "_write_record", one_record),
+    "connect once": Mutant(streams.LinkDialer, "_run", connect_once),
+    "do not follow epochs": Mutant(FrameProcessor, "_check_epoch", deaf_to_epochs),
     "accept an older manifest": Mutant(Membership, "adopt", adopt_any),
     "overwrite a newer manifest": Mutant(Membership, "adopt", overwrite_newer),
-    "ask nobody for a manifest": Mutant(Membership, "ask", ask_nobody),
+    "ask nobody for a manifest": Mutant(Membership, "request_manifest", ask_nobody),
     "send whole messages again": Mutant(wire_format, "REPEATS", 99),
     "end with half a key": Mutant(certificates, "_private", key_that_must_be_whole),
-    "show the key in the status": Mutant(Peer, "_told", status_with_key),
-    "wait for clients that have ended": Mutant(node.Node, "_note_end", note_no_end),
+    "show the key in the status": Mutant(Peer, "_report_for", status_with_key),
+    "wait for clients that have ended": Mutant(FrameProcessor, "_note_end", note_no_end),
     "follow any root": Mutant(
-        node.Node,
-        "_of_this_epoch",
+        FrameProcessor,
+        "_check_epoch",
         every_root,
         test_liars.test_a_liar_cannot_make_itself_the_root,
     ),
     "follow all epochs": Mutant(
-        FollowedEpochs,
-        "next",
+        EpochRateLimiter,
+        "next_epoch",
         follow_all,
         partial(test_liars.test_a_liar_that_begins_epochs_is_followed_into_few_and_named, 1),
     ),
@@ -280,7 +297,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "take a manifest of another authority": Mutant(
         certificates,
-        "verified",
+        "is_signed",
         any_signature,
         test_liars.test_a_liar_cannot_spread_a_forged_manifest,
     ),

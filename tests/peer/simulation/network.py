@@ -339,7 +339,7 @@ class ProcessWire:
         address: str,
         identity: Callable[[], Identity],
         handlers: Mapping[str, Handler],
-        most_connections: int,
+        max_connections: int,
     ) -> Listener:
         if address in self.network.listeners:
             raise RuntimeError(f"{address} is in use")

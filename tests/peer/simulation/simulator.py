@@ -183,7 +183,7 @@ async def _until_optimal(cluster: Cluster) -> None:
 def _digest(cluster: Cluster) -> str:
     digest = hashlib.sha256()
     for name, state in sorted(cluster.checks.states.items()):
-        digest.update(f"{name} {state.k} {state.epoch} {state.heard_at}".encode())
+        digest.update(f"{name} {state.k} {state.epoch} {state.last_received_round}".encode())
         for vector in (*state.method, state.z):
             digest.update(vector.numpy().tobytes())
     return digest.hexdigest()[:16]

@@ -10,9 +10,9 @@ from random import Random
 
 import pytest
 
-from spodgt.peer.membership.manifest_changes import changed
+from spodgt.peer.membership.manifest_changes import apply_change
+from spodgt.peer.monitoring.findings import find_problems
 from spodgt.peer.monitoring.report_validation import check_status
-from spodgt.peer.monitoring.watch import judge
 from spodgt.peer.options import Change
 from tests.peer.simulation.cluster import FOLDER, Cluster
 from tests.peer.simulation.plan import Setup
@@ -61,7 +61,7 @@ def silent_clients(cluster: Cluster) -> list[str]:
     for name, host in cluster.hosts.items():
         text = host.disk.inodes[FOLDER / "status.json"].content
         reports[name] = check_status(json.loads(text))
-    findings = judge(reports, dict.fromkeys(reports, 60.0), cluster.manifest, {})
+    findings = find_problems(reports, dict.fromkeys(reports, 60.0), cluster.manifest, {})
     return [finding.client for finding in findings if finding.kind == "silent"]
 
 
@@ -93,7 +93,7 @@ def test_peers_end_although_each_is_killed_now_and_then(method: str) -> None:
 def test_a_version_with_more_rounds_is_trained_on() -> None:
     with cluster_of("spod-gt-memory") as cluster:
         run_to_the_end(cluster)
-        more = changed(cluster.manifest, Change(rounds=ROUNDS + 20))
+        more = apply_change(cluster.manifest, Change(rounds=ROUNDS + 20))
         for name in cluster.hosts:
             cluster.publish(more, name)
         run_to_the_end(cluster)

@@ -51,7 +51,7 @@ class Town:
 
     def remove_liar(self) -> None:
         """The operator removes it; all others must be well again."""
-        manifest = manifest_changes.without(self.cluster.manifest, LIAR)
+        manifest = manifest_changes.remove_client(self.cluster.manifest, LIAR)
         self.cluster.publish(manifest, "p1")
         self.cluster.give_manifest(LIAR)
         self.let_pass(40.0)
@@ -97,14 +97,14 @@ def test_a_liar_cannot_make_itself_the_root() -> None:
         root = made.cluster.manifest.root
         place = made.cluster.manifest.client(LIAR).place
         if root == LIAR:
-            manifest = manifest_changes.changed(made.cluster.manifest, Change(root="p1"))
+            manifest = manifest_changes.apply_change(made.cluster.manifest, Change(root="p1"))
             made.cluster.manifest = manifest
             for name in made.cluster.hosts:
                 made.cluster.give_manifest(name)
         made.begin(lambda peer: lie(peer, liars.other_root(place)))
         made.let_pass(20.0)
         for peer in made.honest.values():
-            assert peer.node.seats.root == made.cluster.manifest.root
+            assert peer.node.topology.root == made.cluster.manifest.root
             assert peer.node.state.epoch == made.cluster.manifest.epoch
             assert not torch.equal(peer.node.state.method.x, torch.full((1, 3), 7.0))
         made.remove_liar()

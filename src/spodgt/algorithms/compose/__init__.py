@@ -1,1 +1,1 @@
-"""Layers around a method: schedules, momentum, Adam, clipping, decay, local steps, running means."""
+"""Layers around a method: schedules, momentum, Adam, clipping, local steps, running means."""

@@ -2,9 +2,9 @@
 
     â_ij = 1/(1 + active in-links of i)        b̂_ij = 1/(1 + active out-links of j)
 
-With fixed degree weights, a client with one of nine in-links active gives that model the weight 1/10;
-here 1/2. Rows of Â and columns of B̂ sum to one in every round, so Σy = Σg holds and a method that is
-exact over sporadic links stays exact.
+With fixed degree weights, a client with one of nine in-links active gives that model the weight
+1/10; here 1/2. Rows of Â and columns of B̂ sum to one in every round, so Σy = Σg holds and a method
+that is exact over sporadic links stays exact.
 """
 
 from __future__ import annotations

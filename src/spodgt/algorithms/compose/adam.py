@@ -1,14 +1,14 @@
-"""Adam on the direction of a step [kingma2015adam]; on a tracker it is GTAdam [carnevale2023gtadam].
+"""Adam on the direction of a step [kingma2015adam]; on a tracker: GTAdam [carnevale2023gtadam].
 
     m⁺ = β₁ m + (1 - β₁) y
     v⁺ = β₂ v + (1 - β₂) y²
     step along  (m⁺/(1 - β₁^k)) / (√(v⁺/(1 - β₂^k)) + ε)      k: number of the client's steps
 
-Every client has its own m and v and does not send them; Σy = Σg is unchanged. y = 0 is a fixed point,
-but near it a constant step does not become shorter, because v decreases with y: plain Adam ends in a
-ball of the order of η. With `amsgrad` [reddi2018convergence] the root is that of the largest v so
-far; steps then shrink with y, and an exact method stays exact. GTAdam bounds v from below by ε
-instead, has no 1 - β^k, and is exact for η of the order of ε.
+Every client has its own m and v and does not send them; Σy = Σg is unchanged. y = 0 is a fixed
+point, but near it a constant step does not become shorter, because v decreases with y: plain Adam
+ends in a ball of the order of η. With `amsgrad` [reddi2018convergence] the root is that of the
+largest v so far; steps then shrink with y, and an exact method stays exact. GTAdam bounds v from
+below by ε instead, has no 1 - β^k, and is exact for η of the order of ε.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     y ← y min(1, c/|y|)        only the direction, such as a tracker: clip_tracker
 
 Trackers tend to zero, so clipping them bounds the first steps only and an exact method stays exact;
-Σy = Σg holds for the unclipped y, which is sent. Gradients of single clients do not tend to zero: if
-clipping changes them at the optimum, the limit moves.
+Σy = Σg holds for the unclipped y, which is sent. Gradients of single clients do not tend to zero:
+if clipping changes them at the optimum, the limit moves.
 """
 
 from __future__ import annotations

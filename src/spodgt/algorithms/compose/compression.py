@@ -2,18 +2,19 @@
 
 For methods that push trackers and pull models:
 
-    y½ = y + (B̂ - I) c                     c = C(y), quantized or sparse; y - c remains in the tracker
-    x½_i = x_i + Σ_j a_ij h_j(x_i)         h_j: the step from x_i towards the compressed model of j
+    y½ = y + (B̂ - I) c                  c = C(y), quantized or sparse; y - c remains in the tracker
+    x½_i = x_i + Σ_j a_ij h_j(x_i)      h_j: the step from x_i towards the compressed model of j
 
 Columns of B̂ - I sum to zero, so Σy = Σg holds for every C: the compression error never leaves the
-tracker and is sent later (error feedback). C(0) = 0 and the error of C is a fraction of y, so an exact
-method stays exact.
+tracker and is sent later (error feedback). C(0) = 0 and the error of C is a fraction of y, so an
+exact method stays exact.
 
 Models do not tend to zero, and differences to earlier models need equal copies at both ends, which
-links that fail put out of step. Instead, int8 quantization defines an interval around each number, and
-a receiver moves towards the nearer end; a few columns, drawn in every round, are uncompressed. No
-memory is needed: every column is mixed with weights between 0 and a_ij, rows sum to one, and models
-that agree do not change. This is like links that fail, so methods that are exact over these stay exact.
+links that fail put out of step. Instead, int8 quantization defines an interval around each number,
+and a receiver moves towards the nearer end; a few columns, drawn in every round, are uncompressed.
+No memory is needed: every column is mixed with weights between 0 and a_ij, rows sum to one, and
+models that agree do not change. This is like links that fail, so methods that are exact over these
+stay exact.
 
     int8       8 bits per number, one scale per 64 numbers; 1 of 40 columns of models uncompressed
     top-k      a share of the tracker's numbers with their indices; the same share of model columns

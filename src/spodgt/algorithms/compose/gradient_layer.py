@@ -1,4 +1,4 @@
-"""Layers that change gradients before the inner method sees them."""
+"""Layers that change gradients before the inner method uses them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Local steps: links are used in every K-th round only, or at the end of blocks of drawn lengths.
 
-In the rounds between, Â and B̂ are the identity: x⁺ = x - η y, y⁺ = y + g⁺ - g. So Σy = Σg holds, and
-a method that is exact over sporadic links stays exact. With memory, clients may be idle in any round.
-With one K per client, or "1-20", a client sends at the end of its own blocks (`local_blocks`).
+In the rounds between, Â and B̂ are the identity: x⁺ = x - η y, y⁺ = y + g⁺ - g. So Σy = Σg holds,
+and a method that is exact over sporadic links stays exact. With memory, clients may be idle in any
+round. With one K per client, or "1-20", a client sends at the end of its own blocks
+(`local_blocks`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from spodgt.participation.local_blocks import (
 
 @dataclass(frozen=True)
 class LocalStepsLayer(LinkLayer[S]):
-    """`base` with an exchange in every K-th round, K = `every`; or K per client, or a range "1-20"."""
+    """`base` with an exchange in every K-th round.
+
+    `every` is K, one K per client, or a range such as "1-20".
+    """
 
     name = "local"
     key = "local_steps"

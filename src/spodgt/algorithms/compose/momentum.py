@@ -2,9 +2,9 @@
 
     m⁺ = β m + g        for active clients; an idle client keeps its m
 
-The method gets m instead of g. A linear filter does not change fixed points, so an exact method stays
-exact: in DSGD this is [yu2019linear], in a tracker momentum tracking [takezawa2022momentum], in D²
-[hu2025bias], in DFedAvg the published heavy ball. Steps are 1/(1 - β) times longer, as in
+The method gets m instead of g. A linear filter does not change fixed points, so an exact method
+stays exact: in DSGD this is [yu2019linear], in a tracker momentum tracking [takezawa2022momentum],
+in D² [hu2025bias], in DFedAvg the published heavy ball. Steps are 1/(1 - β) times longer, as in
 torch.optim.SGD.
 """
 

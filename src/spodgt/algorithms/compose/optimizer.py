@@ -2,14 +2,15 @@
 
     x⁺ = … - η d        d: the update of torch.optim.NAME for the direction y at x, with lr = 1
 
-The direction takes the place of the gradient, so in `local-gt` the optimizer sees g + y - c, in FedAvg the
-client's gradient, in Spod-GT the tracker. Every client has its own optimizer state (moments, number of
-steps), which is not sent and not reset by an exchange. Only optimizers with a step proportional to the
-learning rate are supported, so that η may be a schedule or one number per client.
+The direction takes the place of the gradient, so in `local-gt` the optimizer receives g + y - c, in
+FedAvg the client's gradient, in Spod-GT the tracker. Every client has its own optimizer state
+(moments, number of steps), which is not sent and not reset by an exchange. Only optimizers with a
+step proportional to the learning rate are supported, so that η may be a schedule or one number per
+client.
 
-SGD, with or without momentum, keeps the fixed points of a method. Adam and its relatives keep them, too,
-but with a constant step they end in a ball of the order of η around the optimum: use a schedule. Weight
-decay of an optimizer is not in the trackers and moves the limit (`l2` is in them).
+SGD, with or without momentum, keeps the fixed points of a method. Adam and its relatives keep them,
+too, but with a constant step they end in a ball of the order of η around the optimum: use a
+schedule. Weight decay of an optimizer is not in the trackers and moves the limit (`l2` is in them).
 """
 
 from __future__ import annotations

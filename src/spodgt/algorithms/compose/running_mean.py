@@ -2,9 +2,9 @@
 
     z_k = mean of x_s, …, x_k       k - s between ⅔ and 1¼ of the share φ of k
 
-Training is that of the inner method; z is evaluated in addition to x and is part of checkpoints. Two
-means start at rounds that grow by the factor (1 - 1¼ φ)^-½: the older one is reported, and the younger
-replaces it when a third starts.
+Training is that of the inner method; z is evaluated in addition to x and is part of checkpoints.
+Two means start at rounds that grow by the factor (1 - 1¼ φ)^-½: the older one is reported, and the
+younger replaces it when a third starts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Step-size schedules, for methods that allow them.
 
-`method("dsgd", step_size=InverseSqrt(0.1))` wraps the method, so method files only contain a number.
-A schedule starts at `start`, a number or one per client, in round 1; with `warmup`, the step size
-first grows linearly. With local steps, the step size is constant between two exchanges.
+`method("dsgd", step_size=InverseSqrt(0.1))` wraps the method, so method files only contain a
+number. A schedule starts at `start`, a number or one per client, in round 1; with `warmup`, the
+step size first grows linearly. With local steps, the step size is constant between two exchanges.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ SCHEDULES: dict[str, type[Schedule]] = {
 
 
 def check_names(given: Mapping[str, object], owner: str, names: list[str]) -> None:
-    """Raise `InvalidConfig` if a key of `given` is not one of the `names` of the fields of `owner`."""
+    """Raise `InvalidConfig` if a key of `given` is not in `names`, the fields of `owner`."""
     for key, value in given.items():
         if key not in names:
             raise InvalidConfig(

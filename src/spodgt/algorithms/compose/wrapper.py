@@ -3,10 +3,10 @@
 A `Layer` is a wrapper that `spodgt.method` adds by a keyword, such as `momentum=0.9`:
 
     LinkLayer        changes active links and mixing weights
-    GradientLayer    changes gradients before the inner method sees them; trackers sum up the changed
-                     gradients (`gradient_layer.py`)
-    DirectionLayer   changes what the step size is multiplied with, such as the tracker; trackers and
-                     gradients are unchanged (`direction_layer.py`)
+    GradientLayer    changes gradients before the inner method uses them; trackers sum up the
+                     changed gradients (`gradient_layer.py`)
+    DirectionLayer   changes what the step size is multiplied with, such as the tracker; trackers
+                     and gradients are unchanged (`direction_layer.py`)
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Wrapper(Algorithm[S]):
         return self.base.with_mixing_weights(network)
 
 
-# --- step sizes --------------------------------------------------------------------------------------
+# --- step sizes -----------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class ScaledDirection:
     """A step size that transforms the direction first: η * y is η times transforms of y.
@@ -122,7 +122,7 @@ def with_rate(
     return changed
 
 
-# --- layers ------------------------------------------------------------------------------------------
+# --- layers ---------------------------------------------------------------------------------------
 @cache
 def _extended_state_type(inner: type[State], names: tuple[str, ...]) -> Any:
     """A NamedTuple type with the fields of `inner`, then `names`.
@@ -191,7 +191,7 @@ class Layer(Wrapper[S]):
         )
 
     def why_incompatible(self) -> str | None:
-        """Why the layer cannot wrap `base`, as the predicate of a sentence about it; None if it can."""
+        """Why the layer cannot wrap `base`, as the predicate of a sentence; None if it can."""
         return None
 
     def initial_memory(self, x: Tensor) -> Memory:

@@ -65,7 +65,7 @@ def peer_add(
             link_tables[name, neighbour] = {}
 
     def add_client(manifest: Manifest) -> Manifest:
-        return manifest_changes.joined(
+        return manifest_changes.add_client(
             manifest,
             name,
             address=run_folders.address_of(address),
@@ -136,7 +136,7 @@ def peer_set(run: RunOption = DEFAULT_RUN, *, change: Annotated[Change, _TEXT_OP
     """
     with peer_extra():
         from spodgt.peer.membership import manifest_changes
-    manifest = _publish(run, lambda manifest: manifest_changes.changed(manifest, change))
+    manifest = _publish(run, lambda manifest: manifest_changes.apply_change(manifest, change))
     clients = len(manifest.clients)
     print(f"version {manifest.version}: {clients} clients, {len(manifest.links)} links")
 
@@ -155,7 +155,7 @@ def peer_quarantine(
         from spodgt.peer.membership import manifest_changes
 
     def quarantine(manifest: Manifest) -> Manifest:
-        return manifest_changes.quarantined(manifest, name, not end)
+        return manifest_changes.set_quarantine(manifest, name, not end)
 
     manifest = _publish(run, quarantine)
     print(f"version {manifest.version}: linked are {', '.join(manifest.linked)}")

@@ -1,4 +1,4 @@
-"""`spodgt peer start`, `status`, `watch` and `demo`: running clients."""
+"""`spodgt peer start`, `status` and `watch`: running clients."""
 
 from __future__ import annotations
 
@@ -143,28 +143,11 @@ def peer_watch(
 ) -> None:
     """Serve a local web page of all clients: silent clients, outliers and training progress."""
     with peer_extra():
-        from spodgt.peer.monitoring.watch import Page, Watched
+        from spodgt.peer.monitoring.watch_server import WatchServer
+        from spodgt.peer.monitoring.watched_run import WatchedRun
     if not every > 0:
         raise InvalidInput(f"--every must be above 0, got {every}; use 2.")
-    page = Page(Watched(sources, identity), bind, port, every)
+    page = WatchServer(WatchedRun(sources, identity), bind, port, every)
     print(f"http://{bind}:{page.server_port}/")
     with suppress(KeyboardInterrupt):
         page.run()
-
-
-@peer_app.command("demo", epilog="Example: [bold]spodgt peer demo --seconds 40 --out demo[/]")
-def peer_demo(
-    out: Annotated[Path, typer.Option(help="Folder for the run and the figure.")] = Path(
-        "peer-demo"
-    ),
-    seconds: Annotated[float, typer.Option(help="Duration in seconds.")] = 40.0,
-    as_json: JsonOption = False,
-) -> None:
-    """Run five local peers on images, kill and restart two of them, and plot the training."""
-    with peer_extra():
-        from spodgt.peer.testing.demo import demo
-    from rich.console import Console
-
-    result = demo(out, seconds, Console(stderr=as_json))
-    if as_json:
-        print(json.dumps(result, indent=2))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spodgt.cli.app import ConfigOption, ExperimentOptions, JsonOption, SetOption, load_experiment
+from spodgt.cli.app import ConfigOption, ConfigOptions, JsonOption, SetOption, load_experiment
 from spodgt.cli.option_groups import TextOption, with_option_groups
 from spodgt.cli.peer.app import (
     DEFAULT_DAYS,
@@ -84,7 +84,7 @@ def peer_init(
             clients = _number_of_clients(deployment)
     if clients is not None:
         changes["network.clients"] = clients
-    options = ExperimentOptions(
+    options = ConfigOptions(
         methods=method, labels_per_client=labels_per_client, problem=problem, assign=assign
     )
     changes |= options.config_changes()
@@ -129,9 +129,9 @@ def _number_of_clients(deployment: Deployment) -> int | None:
 
 
 def _print_manifest(run: Path, manifest: Manifest, as_json: bool) -> None:
-    from spodgt.peer.process.local_problem import limits
+    from spodgt.peer.process.local_problem import describe_limits
 
-    sentences = limits(manifest)
+    sentences = describe_limits(manifest)
     if as_json:
         facts = {
             "run": manifest.run,

@@ -41,8 +41,8 @@ def build(
     )
     loss = torch.nn.CrossEntropyLoss()
 
-    # One data set per client: a torch Dataset, or a pair of tensors. Here a part of the points is sorted by
-    # class, so that neighbours hold different classes, and the rest is dealt out evenly.
+    # One data set per client: a torch Dataset, or a pair of tensors. Here a part of the points is
+    # sorted by class, so that neighbours hold different classes, and the rest is dealt out evenly.
     inputs, labels = points(clients * samples, noise, seed=1)
     sorted_part = int(skew * len(labels))
     order = torch.cat(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from spodgt.errors import InvalidInput
 from spodgt.peer.protocol.running_sums import Ack, Message
 
-Hear = Callable[[str, Message | Ack], None]  # (from whom, what)
+Receive = Callable[[str, Message | Ack], None]  # sender, frame
 POINTS: tuple[str, ...] = ("frames taken", "vectors written", "before commit", "after commit")
 POINTS += ("half sent", "message sent", "ack sent")
 _armed: dict[str, int] = {}  # how often the crash point is reached until it kills
@@ -35,7 +35,7 @@ def arm(text: str) -> None:
 
 
 def crash_point(name: str) -> None:
-    """Die here, as by kill -9, if this is the chosen point and the chosen time."""
+    """End the process as by kill -9, if this is the chosen point for the chosen time."""
     if name in _armed:
         _armed[name] -= 1
         if _armed[name] == 0:
@@ -44,9 +44,9 @@ def crash_point(name: str) -> None:
 
 @dataclass
 class Chaos:
-    """Passes received frames on to `hear`, some lost, repeated, late or replayed, drawn from `seed`."""
+    """Calls `receive` with frames, some lost, repeated, late or replayed, drawn from `seed`."""
 
-    hear: Hear
+    receive: Receive
     loss: float = 0.0
     twice: float = 0.0
     late: float = 0.0
@@ -59,13 +59,13 @@ class Chaos:
         self.old: dict[tuple[str, type], list[Message | Ack]] = {}
 
     @classmethod
-    def parse(cls, hear: Hear, text: str) -> Hear:
-        """`hear` behind the faults that `text` names; `hear` itself if it is empty."""
+    def parse(cls, receive: Receive, text: str) -> Receive:
+        """`receive` behind the faults that `text` names; `receive` itself if it is empty."""
         if not text:
-            return hear
+            return receive
         try:
             return cls(
-                hear,
+                receive,
                 **{key: float(value) for key, value in (p.split("=") for p in text.split(","))},
             )
         except (ValueError, TypeError):
@@ -81,13 +81,13 @@ class Chaos:
         if self.draw.random() < self.late:
             self.waiting.append((source, frame))
         else:
-            self.hear(source, frame)
+            self.receive(source, frame)
         if self.draw.random() < self.twice:
-            self.hear(source, frame)
+            self.receive(source, frame)
         if self.draw.random() < self.replay:
-            self.hear(source, self.draw.choice(past))
+            self.receive(source, self.draw.choice(past))
         if len(self.waiting) > _KEPT or (self.waiting and self.draw.random() < 0.3):
-            self.hear(*self.waiting.pop(self.draw.randrange(len(self.waiting))))
+            self.receive(*self.waiting.pop(self.draw.randrange(len(self.waiting))))
 
 
 arm(os.environ.get("SPODGT_CRASH", ""))

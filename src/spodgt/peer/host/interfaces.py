@@ -109,7 +109,7 @@ class Wire(Protocol):
         address: str,
         identity: Callable[[], Identity],
         handlers: Mapping[str, Handler],
-        most_connections: int,
+        max_connections: int,
     ) -> Server:
         """Listen at `address` (host:port, or "" for nowhere).
 

@@ -1,4 +1,4 @@
-"""Texts and numbers as they may be shown: no control characters, and JSON that every reader accepts."""
+"""Texts without control characters, and JSON without NaN."""
 
 from __future__ import annotations
 

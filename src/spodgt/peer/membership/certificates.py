@@ -20,7 +20,7 @@ from spodgt.errors import InvalidInput
 from spodgt.peer.host.files import DISK, Files
 
 DAYS = 30
-OBSERVER = "observer"  # may ask clients for their status, and has no links; no client has this name
+OBSERVER = "observer"  # name in certificates for requests of status; no client has it
 _CA_DAYS = 3650
 _SKEW = timedelta(minutes=5)  # clocks of honest hosts differ a little
 _PEM = serialization.Encoding.PEM
@@ -40,7 +40,7 @@ class Identity:
     def read(
         cls, folder: Path, name: str, files: Files = DISK, now: float | None = None
     ) -> Identity:
-        """From a client's folder; refused in one sentence if it would fail later in a handshake.
+        """From a client's folder; refused if it would fail later in a TLS handshake.
 
         Args:
             folder: of the client.
@@ -64,7 +64,7 @@ class Identity:
         return identity
 
 
-def owner(folder: Path) -> str:
+def certificate_name(folder: Path) -> str:
     """The name in a folder's certificate; "" if there is none."""
     try:
         names = _names(x509.load_pem_x509_certificate((folder / "cert.pem").read_bytes()))
@@ -106,14 +106,14 @@ def issue(
         x509.BasicConstraints(ca=False, path_length=None), critical=True
     )
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
-    builder = builder.add_extension(issuer, critical=False)  # RFC 5280 asks for it
+    builder = builder.add_extension(issuer, critical=False)  # required by RFC 5280
     return Identity(
         name, _pem(key), builder.sign(signer, hashes.SHA256()).public_bytes(_PEM), authority
     )
 
 
 def check(identity: Identity, now: float | None = None) -> None:
-    """Report in one sentence what would fail later in a handshake; `now` is as in `Identity.read`."""
+    """Refuse an identity that would fail later in a TLS handshake; `now` is as in `Identity.read`."""
     fix = f"issue a new one with: spodgt peer renew {identity.name}"
     again = f"copy it again, or {fix}"
     certificate = _certificate(identity.certificate, f"cert.pem of {identity.name}", again)
@@ -122,17 +122,17 @@ def check(identity: Identity, now: float | None = None) -> None:
     time = _utc(now)
     begin = certificate.not_valid_before_utc
     end = certificate.not_valid_after_utc
-    whose = f"the certificate of {identity.name}"
+    subject = f"the certificate of {identity.name}"
     names = _names(certificate)
     if names != [identity.name]:
-        who = ", ".join(names) or "nobody"
-        raise InvalidInput(f"the certificate names {who}, not {identity.name!r}; {fix}.")
+        owners = ", ".join(names) or "no client"
+        raise InvalidInput(f"the certificate names {owners}, not {identity.name!r}; {fix}.")
     if end < time:
-        raise InvalidInput(f"{whose} expired on {end:%Y-%m-%d %H:%M} UTC; {fix}.")
+        raise InvalidInput(f"{subject} expired on {end:%Y-%m-%d %H:%M} UTC; {fix}.")
     if begin > time:
-        clock = f"this host's clock says {time:%Y-%m-%d %H:%M}"
+        clock = f"this host's clock shows {time:%Y-%m-%d %H:%M}"
         raise InvalidInput(
-            f"{whose} begins on {begin:%Y-%m-%d %H:%M} UTC, but {clock}; set the clock."
+            f"{subject} begins on {begin:%Y-%m-%d %H:%M} UTC, but {clock}; set the clock."
         )
     if _public_key(certificate) != key.public_key():
         raise InvalidInput(
@@ -141,7 +141,7 @@ def check(identity: Identity, now: float | None = None) -> None:
     try:
         certificate.verify_directly_issued_by(authority)
     except (InvalidSignature, ValueError, TypeError):
-        raise InvalidInput(f"{whose} is from another authority; {fix}.") from None
+        raise InvalidInput(f"{subject} is from another authority; {fix}.") from None
 
 
 def seconds_left(certificate: bytes, now: float | None = None) -> float:
@@ -159,7 +159,7 @@ def sign(authority_key: bytes, text: bytes) -> bytes:
     return _private(authority_key, "ca.key").sign(text, ec.ECDSA(hashes.SHA256()))
 
 
-def verified(authority: bytes, text: bytes, signature: bytes) -> bool:
+def is_signed(authority: bytes, text: bytes, signature: bytes) -> bool:
     """Whether the authority has signed `text`."""
     key = _certificate(authority, "ca.pem").public_key()
     assert isinstance(key, ec.EllipticCurvePublicKey)

@@ -1,4 +1,4 @@
-"""The manifest: what all clients of a run have agreed on, as TOML signed by the run's authority.
+"""The manifest: the configuration that all clients of a run share, as TOML signed by the run's authority.
 
 A higher version replaces a lower one and spreads from peer to peer; it begins a new epoch. That is how
 a client joins, leaves or loses its certificate, and how a step size or an address changes (`changes`).
@@ -28,7 +28,7 @@ from spodgt.network import Network
 from spodgt.peer.host.files import DISK, PUBLIC, Files
 from spodgt.peer.membership import certificates
 from spodgt.peer.options import Table, check_address
-from spodgt.peer.protocol.epoch_topology import Seats
+from spodgt.peer.protocol.epoch_topology import EpochTopology
 from spodgt.problems.protocols import HasLayout
 from spodgt.types import Problem
 from spodgt.validation import Field, FieldHint, Number, Whole, from_table, one_of, recipe
@@ -79,40 +79,51 @@ class Method:
     more: Table = field(default_factory=dict)  # other fields and layers: {momentum = 0.9}
 
     @property
-    def short(self) -> bool:
-        """Whether messages have 8 bits a number: that is what links do, not the method's step."""
+    def quantized(self) -> bool:
+        """Whether messages have 8 bits per number: quantization is done by the links, not by the method."""
         return self.more.get("compress") not in (None, False)
 
     def build(self) -> Algorithm[TrackingState]:
-        """The method itself; refused if its links carry other than x and y, or its state lacks g."""
-        step = self.step_size if isinstance(self.step_size, float) else dict(self.step_size)
-        more = {key: value for key, value in self.more.items() if key != "compress"}
-        built = method(self.name, step_size=step, **more)
-        if self.short:
-            asked = describe(method(self.name, compress=self.more["compress"]))["compress"]
-            if asked != "int8" or built.traits.root:
-                use = 'use compress = "int8" with spod-gt-memory'
-                raise Incompatible(
-                    f"{self.name} with compress = {asked!r} cannot run between peers; {use}."
-                )
+        """The method itself.
+
+        Raises:
+            Incompatible: Its links carry other fields than x and y, or its state lacks g.
+        """
+        step_size = self.step_size if isinstance(self.step_size, float) else dict(self.step_size)
+        fields = {key: value for key, value in self.more.items() if key != "compress"}
+        built = method(self.name, step_size=step_size, **fields)
+        if self.quantized:
+            self._check_compression(built)
         local_steps = self.more.get("local_steps", 1)
         if not isinstance(local_steps, int):
-            fix = "use one number, such as local_steps = 5"
-            raise Incompatible(f"local_steps = {local_steps!r} cannot run between peers; {fix}.")
-        needs, links = set(TrackingState._fields), {("push", "y"), ("pull", "x")}
-        traits = (
-            built.traits
-        )  # links that work, or a pair that talks, would have to be known to all
-        agreed = traits.degree_reweighting or traits.activation != "all"
-        if not needs <= set(traits.state) or set(traits.mixed_fields) != links or agreed:
-            fix = "use spod-gt-memory, spod-gt, spod-gt-importance, relay or ab"
-            raise Incompatible(f"method {built.name} cannot run between peers; {fix}.")
+            raise Incompatible(
+                f"local_steps = {local_steps!r} cannot run between peers; use one number, such as "
+                "local_steps = 5."
+            )
+        traits = built.traits
+        has_fields = set(TrackingState._fields) <= set(traits.state)
+        has_links = set(traits.mixed_fields) == {("push", "y"), ("pull", "x")}
+        # active links, or the pair of a round, would have to be known to all clients
+        needs_agreement = traits.degree_reweighting or traits.activation != "all"
+        if not has_fields or not has_links or needs_agreement:
+            raise Incompatible(
+                f"method {built.name} cannot run between peers; use spod-gt-memory, spod-gt, "
+                "spod-gt-importance, relay or ab."
+            )
         return built
+
+    def _check_compression(self, built: Algorithm[TrackingState]) -> None:
+        codec = describe(method(self.name, compress=self.more["compress"]))["compress"]
+        if codec != "int8" or built.traits.root:
+            raise Incompatible(
+                f"{self.name} with compress = {codec!r} cannot run between peers; use compress = "
+                '"int8" with spod-gt-memory.'
+            )
 
 
 @recipe(InvalidConfig)
 class Manifest:
-    """Everything that clients must know of each other; the TOML file has the same keys."""
+    """The configuration of a run; the TOML file has the same keys."""
 
     run: _Text
     clients: tuple[Client, ...]
@@ -125,11 +136,11 @@ class Manifest:
     seed: Whole = 0
     weights: str = "degree"
     divided_into: Whole = 0  # parts of the problem; at least the clients at the beginning
-    removed: tuple[str, ...] = ()  # names that were taken away; nobody gets them again
+    removed: tuple[str, ...] = ()  # names of former clients, which are never used again
     good_since: Whole = 0  # of release 0.2.0, which could go back to earlier models; not used
     rounds_per_second: Number = 0.0  # 0: as fast as the device can
-    max_alone: Whole = 200  # rounds without news after which a client waits; 0: never
-    root: str = ""  # who leads, if the method has a root
+    max_alone: Whole = 200  # rounds without a message after which a client waits; 0: never
+    root: str = ""  # the root client, if the method has one
     rounds: Whole = 0  # local rounds that each client makes; 0: until it is stopped
 
     # --- text ------------------------------------------------------------------------------------
@@ -138,7 +149,7 @@ class Manifest:
         body["method"] = {key: value for key, value in body["method"].items() if value != {}}
         for key in ("root", "rounds"):
             if not body[key]:
-                del body[key]  # the release before does not know it
+                del body[key]  # the previous release refuses unknown keys
         return tomli_w.dumps(body).encode()
 
     @classmethod
@@ -178,9 +189,9 @@ class Manifest:
             for end in (link.sender, link.receiver):
                 if end not in self._index:
                     raise InvalidConfig(f"link {link} names {end!r}, which is no client; add it.")
-            if not self.dialled(link).address:
+            if not self.listening_end(link).address:
                 other = DIAL[link.dial == "sender"]
-                who = f"dials {self.dialled(link).name}, which has no address"
+                who = f"dials {self.listening_end(link).name}, which has no address"
                 raise InvalidConfig(f'link {link} {who}; give it one, or use dial = "{other}".')
             if link.sender == link.receiver or ends[link.sender, link.receiver] > 1:
                 raise InvalidConfig(f"link {link} is there twice or leads to itself; leave it out.")
@@ -195,12 +206,12 @@ class Manifest:
         return {client.name: client for client in self.clients}
 
     @cached_property
-    def live(self) -> tuple[Link, ...]:
+    def links_in_use(self) -> tuple[Link, ...]:
         """The links that are in use: those of quarantined clients are not."""
         out = {client.name for client in self.clients if client.quarantined}
         return tuple(link for link in self.links if not out & {link.sender, link.receiver})
 
-    def dialled(self, link: Link) -> Client:
+    def listening_end(self, link: Link) -> Client:
         """The end of a link that listens."""
         return self.client(link.receiver if link.dial == "sender" else link.sender)
 
@@ -226,7 +237,7 @@ class Manifest:
         """Of the clients with links, in the order of `linked`."""
         index = {name: i for i, name in enumerate(self.linked)}
         adjacency = np.zeros((len(index), len(index)), bool)
-        for link in self.live:
+        for link in self.links_in_use:
             adjacency[index[link.receiver], index[link.sender]] = True
         return Network.from_adjacency(adjacency, weights=self.weights, seed=self.seed)
 
@@ -235,26 +246,26 @@ class Manifest:
         """The names of the clients that are not quarantined."""
         return [client.name for client in self.clients if not client.quarantined]
 
-    def seats(self, name: str) -> Seats:
-        """What a client does in the epochs of this version: the weights of its links, or its trees."""
-        places = {each: self.client(each).place for each in self.linked}
+    def topology(self, name: str) -> EpochTopology:
+        """The topology of this version as one client uses it."""
+        client_indices = {each: self.client(each).place for each in self.linked}
         if not self.method.build().traits.root:
-            return Seats(name, places, self.network)
+            return EpochTopology(name, client_indices, self.network)
         network, names = self.network, self.linked
-        paid = {(link.receiver, link.sender): 1 / link.p_hat for link in self.live}
+        paid = {(link.receiver, link.sender): 1 / link.p_hat for link in self.links_in_use}
         ends = zip(network.receivers, network.senders, strict=True)
-        prices = np.array([paid[names[i], names[j]] for i, j in ends])
-        return Seats(name, places, network, prices, self.root)
+        link_costs = np.array([paid[names[i], names[j]] for i, j in ends])
+        return EpochTopology(name, client_indices, network, link_costs, self.root)
 
     def probabilities(self, name: str) -> dict[str, float]:
         """p̂ of the out-links of a client."""
-        return {link.receiver: link.p_hat for link in self.live if link.sender == name}
+        return {link.receiver: link.p_hat for link in self.links_in_use if link.sender == name}
 
     def neighbours(self, name: str) -> tuple[dict[str, str], dict[str, str]]:
-        """A client's out-neighbours and its in-neighbours, with the address to dial; "" if they dial."""
+        """A client's out- and in-neighbours, with the address to connect to; "" if the neighbour connects."""
         out, into = {}, {}
-        for link in self.live:
-            end = self.dialled(link)
+        for link in self.links_in_use:
+            end = self.listening_end(link)
             address = "" if end.name == name else end.address
             if link.sender == name:
                 out[link.receiver] = address
@@ -264,19 +275,19 @@ class Manifest:
 
 
 def is_name(name: str) -> bool:
-    """Whether certificates, file systems and shells all take a name for what it is."""
+    """Whether a name is valid in certificates, file systems and shells."""
     return bool(_NAME.fullmatch(name)) and name not in ("all", certificates.OBSERVER)
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that a certificate, a file system or a shell would take for another."""
+    """Refuse a name that is not valid in certificates, file systems and shells."""
     if not is_name(name):
         must = "1 to 63 lower-case letters, digits, - and _, the first no sign, and not be all or observer"
         raise InvalidConfig(f"client name {name!r} must have {must}; rename it.")
 
 
 def layout_of(problem: Problem) -> str:
-    """A hash of what a flat vector of parameters means."""
+    """A hash of the names and shapes of the parameters in a flat vector."""
     text = f"flat {problem.parameters}"
     if isinstance(problem, HasLayout):
         pairs = zip(problem.layout.names, problem.layout.shapes, strict=True)
@@ -301,7 +312,7 @@ class SignedManifest(NamedTuple):
         """Parse a file that the authority has signed; anything else is refused."""
         text, _, last = file.rpartition(_SIGNED)
         try:
-            signed = certificates.verified(
+            signed = certificates.is_signed(
                 authority, text, base64.b64decode(last.strip(), validate=True)
             )
         except binascii.Error:

@@ -1,4 +1,4 @@
-"""Changes of a run's manifest: each gives the next version, which running peers take whole or refuse."""
+"""Changes of a run's manifest: each gives the next version, which running peers adopt whole or refuse."""
 
 from __future__ import annotations
 
@@ -8,50 +8,64 @@ from dataclasses import replace
 from spodgt.errors import Incompatible, InvalidInput
 from spodgt.peer.membership.manifest import Client, Link, Manifest, check_name
 from spodgt.peer.options import Change, Ends, Table
-from spodgt.peer.process.local_problem import capacity
+from spodgt.peer.process.local_problem import read_capacity
 from spodgt.validation import from_table
 
 _KEPT = ("run", "layout", "parameters", "problem", "seed", "divided_into")  # of every version
 
 
-def changed(manifest: Manifest, change: Change) -> Manifest:
-    """The next version, with other numbers, addresses, devices or links."""
+def apply_change(manifest: Manifest, change: Change) -> Manifest:
+    """The next version, with other numbers, addresses, devices or links.
+
+    Raises:
+        InvalidInput: Nothing would change, or a value is invalid.
+    """
     _check_known(manifest, change)
-    clients = tuple(
-        replace(
-            client,
-            address=change.addresses.get(client.name, client.address),
-            compute=dict(change.compute.get(client.name, client.compute)),
-        )
-        for client in manifest.clients
-    )
-    links = {(link.sender, link.receiver): link for link in manifest.links}
-    for ends, table in change.links.items():
-        old = {"p_hat": links[ends].p_hat, "dial": links[ends].dial} if ends in links else {}
-        named = {"sender": ends[0], "receiver": ends[1]}
-        links[ends] = from_table(Link, {**old, **table, **named}, "link")
-    for ends in change.unlinked:
-        del links[ends]
-    for key in ("rounds_per_second", "max_alone", "rounds"):
-        value = vars(change)[key]
-        if value is not None and not value >= 0:
-            raise InvalidInput(f"{key} must be at least 0, got {value}; use 0.")
-    rate, alone, method = change.rounds_per_second, change.max_alone, manifest.method
-    if change.step_size is not None:
-        method = replace(method, step_size=change.step_size)
+    _check_numbers(change)
     after = replace(
         manifest,
-        clients=clients,
-        links=tuple(links.values()),
-        method=method,
-        rounds_per_second=manifest.rounds_per_second if rate is None else rate,
-        max_alone=manifest.max_alone if alone is None else alone,
-        root=manifest.root if change.root is None else change.root,
-        rounds=manifest.rounds if change.rounds is None else change.rounds,
+        clients=_changed_clients(manifest, change),
+        links=_changed_links(manifest, change),
     )
+    for key in ("rounds_per_second", "max_alone", "rounds", "root"):
+        value = getattr(change, key)
+        if value is not None:
+            after = replace(after, **{key: value})
+    if change.step_size is not None:
+        after = replace(after, method=replace(manifest.method, step_size=change.step_size))
     if after == manifest:
         raise InvalidInput("nothing would change; give another value.")
     return _next(after)
+
+
+def _changed_clients(manifest: Manifest, change: Change) -> tuple[Client, ...]:
+    clients = []
+    for client in manifest.clients:
+        address = change.addresses.get(client.name, client.address)
+        compute = dict(change.compute.get(client.name, client.compute))
+        clients.append(replace(client, address=address, compute=compute))
+    return tuple(clients)
+
+
+def _changed_links(manifest: Manifest, change: Change) -> tuple[Link, ...]:
+    links = {(link.sender, link.receiver): link for link in manifest.links}
+    for ends, table in change.links.items():
+        fields: dict[str, object] = {}
+        if ends in links:
+            fields = {"p_hat": links[ends].p_hat, "dial": links[ends].dial}
+        fields |= table
+        fields |= {"sender": ends[0], "receiver": ends[1]}
+        links[ends] = from_table(Link, fields, "link")
+    for ends in change.unlinked:
+        del links[ends]
+    return tuple(links.values())
+
+
+def _check_numbers(change: Change) -> None:
+    for key in ("rounds_per_second", "max_alone", "rounds"):
+        value = getattr(change, key)
+        if value is not None and not value >= 0:
+            raise InvalidInput(f"{key} must be at least 0, got {value}; use 0.")
 
 
 def _check_known(manifest: Manifest, change: Change) -> None:
@@ -70,7 +84,7 @@ def _check_known(manifest: Manifest, change: Change) -> None:
         raise InvalidInput(f"link {sender} → {receiver} is not in the manifest; leave it out.")
 
 
-def joined(
+def add_client(
     manifest: Manifest,
     name: str,
     *,
@@ -78,7 +92,7 @@ def joined(
     links: Mapping[Ends, Table],
     compute: Table | None = None,
 ) -> Manifest:
-    """The next version, with one more client: on the lowest part of the problem that nobody holds.
+    """The next version, with one more client: on the lowest part of the problem that no client holds.
 
     Args:
         manifest: the version in force.
@@ -94,33 +108,31 @@ def joined(
         )
     place = len(manifest.clients) + len(manifest.removed)
     part = min(set(range(place + 1)) - {client.part for client in manifest.clients})
-    own = (
-        "build" in manifest.problem
-    )  # a function of the user's, which may load the data of a client by name
-    if 0 < manifest.divided_into <= part and not own:
-        held = f"all {manifest.divided_into} parts of the problem are held"
+    # a user's function may load the data of a client by name
+    is_user_function = "build" in manifest.problem
+    if 0 < manifest.divided_into <= part and not is_user_function:
         raise InvalidInput(
-            f"{name} would have no data: {held}; make a run with --divided-into more."
+            f"{name} would have no data: all {manifest.divided_into} parts of the problem are held; "
+            "make a run with --divided-into more."
         )
     client = Client(name, address, place, part)
     if compute is not None:
         client = replace(client, compute=dict(compute))
-    made = []
+    new_links = []
     for (sender, receiver), table in links.items():
-        dial = (
-            {}
-            if address or "dial" in table
-            else {"dial": "sender" if sender == name else "receiver"}
-        )
-        made.append(
-            from_table(Link, {"sender": sender, "receiver": receiver, **dial, **table}, "link")
-        )
-    return _next(
-        replace(manifest, clients=(*manifest.clients, client), links=(*manifest.links, *made))
+        fields = {"sender": sender, "receiver": receiver, **table}
+        if not address and "dial" not in table:
+            fields["dial"] = "sender" if sender == name else "receiver"
+        new_links.append(from_table(Link, fields, "link"))
+    after = replace(
+        manifest,
+        clients=(*manifest.clients, client),
+        links=(*manifest.links, *new_links),
     )
+    return _next(after)
 
 
-def without(manifest: Manifest, name: str) -> Manifest:
+def remove_client(manifest: Manifest, name: str) -> Manifest:
     """The next version, in which a client has left; its name is never used again."""
     manifest.client(name)
     after = replace(
@@ -132,18 +144,21 @@ def without(manifest: Manifest, name: str) -> Manifest:
     return _next(after)
 
 
-def quarantined(manifest: Manifest, name: str, on: bool = True) -> Manifest:
+def set_quarantine(manifest: Manifest, name: str, on: bool = True) -> Manifest:
     """The next version, in which a client stays a member but has no links, or has them again."""
     if manifest.client(name).quarantined == on:
-        is_so = "is in quarantine already" if on else "is not in quarantine"
-        raise InvalidInput(f"{name} {is_so}; nothing would change.")
-    clients = tuple(replace(c, quarantined=on) if c.name == name else c for c in manifest.clients)
-    return _next(replace(manifest, clients=clients))
+        condition = "is in quarantine already" if on else "is not in quarantine"
+        raise InvalidInput(f"{name} {condition}; nothing would change.")
+    clients = []
+    for client in manifest.clients:
+        changed = replace(client, quarantined=on) if client.name == name else client
+        clients.append(changed)
+    return _next(replace(manifest, clients=tuple(clients)))
 
 
 def _next(changed: Manifest) -> Manifest:
     after = replace(changed, version=changed.version + 1)
-    _ = after.network  # says so if the clients are not strongly connected
+    _ = after.network  # raises if the clients are not strongly connected
     check_devices(after)
     return with_root(after)
 
@@ -155,14 +170,14 @@ def with_root(manifest: Manifest) -> Manifest:
     """
     if not manifest.method.build().traits.root or manifest.root in manifest.linked:
         return manifest
-    return replace(manifest, root=manifest.seats(manifest.linked[0]).root)
+    return replace(manifest, root=manifest.topology(manifest.linked[0]).root)
 
 
 def check_devices(manifest: Manifest) -> None:
-    """Refuse devices and links that rest where the method needs all of them in every round."""
+    """Refuse devices and links that are idle in some rounds if the method needs all of them."""
     built = manifest.method.build()  # refused here rather than when the clients start
     for client in manifest.clients:
-        p = capacity(client.compute, manifest.seed, client.place, client.name).p
+        p = read_capacity(client.compute, manifest.seed, client.place, client.name).p
         if p < 1 and built.traits.sporadic_clients != "yes":
             rests = f"{client.name} computes in a fraction {p:.3g} of its rounds"
             raise Incompatible(
@@ -176,8 +191,8 @@ def check_devices(manifest: Manifest) -> None:
             )
 
 
-def obstacle(ours: Manifest, theirs: Manifest) -> str | None:
-    """Why a running peer cannot take a later version; None if it can."""
+def why_incompatible(ours: Manifest, theirs: Manifest) -> str | None:
+    """Why a running peer cannot adopt a later version; None if it can."""
     for key in _KEPT:
         if getattr(ours, key) != getattr(theirs, key):
             return f"{key} is another; it cannot change while a run lasts"

@@ -12,7 +12,7 @@ import math
 import secrets
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,15 +43,15 @@ from spodgt.peer.membership.manifest import (
     is_name,
     layout_of,
 )
-from spodgt.peer.membership.manifest_changes import check_devices, with_root, without
+from spodgt.peer.membership.manifest_changes import check_devices, remove_client, with_root
 from spodgt.peer.options import Deployment, Table, check_address
-from spodgt.peer.process.local_problem import capacity, manifest_problem, problem_of, row_of
+from spodgt.peer.process.local_problem import manifest_problem, problem_of, read_capacity, row_of
 from spodgt.peer.protocol.audit import Audit, audit
 from spodgt.peer.protocol.client_state import state_from
 from spodgt.peer.storage import state_store
-from spodgt.problems import refuse_statistics
 from spodgt.problems.protocols import HasLayout
-from spodgt.types import Problem
+from spodgt.problems.running_statistics import refuse_statistics
+from spodgt.types import Floats, Problem
 
 
 def create(folder: Path, experiment: Experiment, deployment: Deployment = Deployment()) -> Manifest:  # noqa: B008
@@ -61,7 +61,7 @@ def create(folder: Path, experiment: Experiment, deployment: Deployment = Deploy
     of simulated clients: real ones compute and send as often as they can, unless `deployment` limits them.
     """
     _check_is_free(folder)
-    return create_from(folder, plan(experiment, deployment))
+    return create_from(folder, plan_manifest(experiment, deployment))
 
 
 def create_from(folder: Path, manifest: Manifest) -> Manifest:
@@ -87,47 +87,25 @@ def _check_is_free(folder: Path) -> None:
         raise InvalidInput(f"{folder} already holds a run; give another folder.")
 
 
-def plan(experiment: Experiment, deployment: Deployment) -> Manifest:
+def plan_manifest(experiment: Experiment, deployment: Deployment) -> Manifest:
     """The first manifest of a run."""
     seed = experiment.run.seed_list[0]
     network, availability = experiment.draw_network(seed, deployment.names)
     names, addresses = clients_of(network, deployment)
     if experiment.weights == "given":
         raise InvalidInput("network.weights='given' is not for peers; use weights = \"degree\".")
-    parts = deployment.divided_into or network.clients
-    if parts < network.clients:
-        must = f"at least {network.clients}, one part per client"
-        raise InvalidInput(f"divided_into must be {must}, got {parts}; use {network.clients}.")
-    if isinstance(experiment.problem, PythonProblem):
-        problem = problem_of(experiment.problem, parts, names[0])
-    else:
-        _, problem = join_clients(network, experiment.base_problem.draw(seed))
-    refuse_statistics(problem, "peers")
+    parts = _number_of_parts(network, deployment)
+    problem = _draw_problem(experiment, network, parts, names[0])
     if deployment.names is None and network.names is None and problem.clients == len(names):
         names = list(client_names(problem) or names)
     for part, name in enumerate(names):
-        row_of(problem, name, part)  # raises where the data have no such client
-    p = np.ones(network.clients)
-    p_hat = np.ones(network.links)
-    if deployment.limits_from_config:
-        p = availability.p
-        p_hat = availability.p_hat
-    devices: list[Table] = [{"kind": "bernoulli", "p": float(each)} for each in p]
-    for name, table in deployment.compute.items():
-        if name not in names:
-            raise InvalidInput(
-                f"--compute names {name!r}, which is no client; they are {', '.join(names)}."
-            )
-        capacity(table, seed, names.index(name), name)  # raises if it means nothing
-        devices[names.index(name)] = dict(table)
-    ends = zip(network.receivers, network.senders, p_hat, strict=True)
+        row_of(problem, name, part)  # raises if the data have no such client
+    p = availability.p if deployment.limits_from_config else np.ones(network.clients)
+    p_hat = availability.p_hat if deployment.limits_from_config else np.ones(network.links)
     return Manifest(
         run=secrets.token_hex(8),
-        clients=tuple(map(Client, names, addresses, range(len(names)), range(len(names)), devices)),
-        links=tuple(
-            Link(names[j], names[i], float(used), "sender" if addresses[i] else "receiver")
-            for i, j, used in ends
-        ),
+        clients=_first_clients(names, addresses, p, deployment, seed),
+        links=_first_links(network, names, addresses, p_hat),
         layout=layout_of(problem),
         parameters=problem.parameters,
         method=_method_of(experiment),
@@ -139,6 +117,55 @@ def plan(experiment: Experiment, deployment: Deployment) -> Manifest:
         max_alone=deployment.max_alone,
         rounds=deployment.rounds,
     )
+
+
+def _number_of_parts(network: Network, deployment: Deployment) -> int:
+    """Number of parts of the data."""
+    parts = deployment.divided_into or network.clients
+    if parts < network.clients:
+        must = f"at least {network.clients}, one part per client"
+        raise InvalidInput(f"divided_into must be {must}, got {parts}; use {network.clients}.")
+    return parts
+
+
+def _draw_problem(experiment: Experiment, network: Network, parts: int, name: str) -> Problem:
+    """The problem of the run; a user's function builds that of client `name` alone."""
+    if isinstance(experiment.problem, PythonProblem):
+        problem = problem_of(experiment.problem, parts, name)
+    else:
+        _, problem = join_clients(
+            network, experiment.base_problem.draw(experiment.run.seed_list[0])
+        )
+    refuse_statistics(problem, "peers")
+    return problem
+
+
+def _first_clients(
+    names: list[str], addresses: list[str], p: Floats, deployment: Deployment, seed: int
+) -> tuple[Client, ...]:
+    """Clients with their devices: those of --compute, others compute with probability p."""
+    for name, table in deployment.compute.items():
+        if name not in names:
+            raise InvalidInput(
+                f"--compute names {name!r}, which is no client; they are {', '.join(names)}."
+            )
+        read_capacity(table, seed, names.index(name), name)  # raises for an invalid table
+    clients = []
+    for index, name in enumerate(names):
+        device: Table = {"kind": "bernoulli", "p": float(p[index])}
+        device = dict(deployment.compute.get(name, device))
+        clients.append(Client(name, addresses[index], index, index, device))
+    return tuple(clients)
+
+
+def _first_links(
+    network: Network, names: list[str], addresses: list[str], p_hat: Floats
+) -> tuple[Link, ...]:
+    links = []
+    for receiver, sender, used in zip(network.receivers, network.senders, p_hat, strict=True):
+        dial = "sender" if addresses[receiver] else "receiver"
+        links.append(Link(names[sender], names[receiver], float(used), dial))
+    return tuple(links)
 
 
 def _method_of(experiment: Experiment) -> Method:
@@ -184,7 +211,7 @@ def clients_of(network: Network, deployment: Deployment) -> tuple[list[str], lis
 
 
 def _common(step_size: object) -> float | Table:
-    """A step size that is the same for all clients: a number or a schedule."""
+    """The step size if it is the same for all clients: a number or a schedule."""
     start = step_size.get("start") if isinstance(step_size, dict) else step_size
     if not isinstance(start, float):
         raise InvalidInput(
@@ -207,7 +234,7 @@ def _check_clients(clients: int, names: list[str], addresses: list[str]) -> None
 
 
 def address_of(text: str) -> str:
-    """An address as the manifest has it: "none" stands for a client that does not listen."""
+    """An address of the manifest; "none" becomes "": the client does not listen."""
     return "" if text == "none" else text
 
 
@@ -231,14 +258,14 @@ def publish(folder: Path, manifest: Manifest) -> None:
     """Sign a manifest and write it, also into the folders of clients in this folder."""
     signed = SignedManifest.sign(manifest, _authority_key(folder))
     signed.write(folder)
-    for name in (*manifest.names, *manifest.removed):  # who has left must learn it, too
+    for name in (*manifest.names, *manifest.removed):  # a removed client learns of its removal, too
         if (folder / name / "cert.pem").exists():
             signed.write(folder / name)
 
 
 def publish_next(folder: Path, change: Callable[[Manifest], Manifest]) -> Manifest:
-    """Publish what `change` makes of a run's manifest; put into one running client's folder, it spreads."""
-    with _locked(folder):  # two changes at once would both be the next version, and one be lost
+    """Publish the next version of a run's manifest; from one running client's folder it spreads to all."""
+    with _locked(folder):  # else of two changes at once, one would be lost
         manifest = change(load(folder))
         publish(folder, manifest)
     return manifest
@@ -247,7 +274,7 @@ def publish_next(folder: Path, change: Callable[[Manifest], Manifest]) -> Manife
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Wait until no other process changes the run's manifest."""
-    _authority_key(folder)  # says what is wrong if there is none
+    _authority_key(folder)  # raises if there is none
     with (folder / "ca.key").open("rb") as file:
         if fcntl is not None:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -273,70 +300,77 @@ def issue(folder: Path, name: str, *, days: float = certificates.DAYS) -> Path:
     return home
 
 
-def observer(folder: Path) -> certificates.Identity:
-    """Who asks clients for their status: the folder's owner, or an observer for a day if the key is there."""
+def observer_identity(folder: Path) -> certificates.Identity:
+    """The identity for requests: the folder's owner, or an observer for a day if the run's key is there."""
     if (folder / "ca.key").exists():
         authority = (folder / "ca.pem").read_bytes()
         return certificates.issue(_authority_key(folder), authority, certificates.OBSERVER, days=1)
-    return certificates.Identity.read(folder, certificates.owner(folder))
+    return certificates.Identity.read(folder, certificates.certificate_name(folder))
 
 
 def remove(folder: Path, name: str) -> Manifest:
     """Publish the next version of the manifest, without a client."""
-    return publish_next(folder, lambda manifest: without(manifest, name))
+    return publish_next(folder, lambda manifest: remove_client(manifest, name))
 
 
 def audit_folders(folders: list[Path]) -> Audit:
     """The audit of stopped clients, from their disks alone."""
     saved = [_saved(folder) for folder in folders]
     problems = []
-    if len(runs := {meta["run"] for _, meta in saved}) > 1:
+    runs = {meta["run"] for _, meta in saved}
+    if len(runs) > 1:
         problems.append(f"the clients are of different runs: {', '.join(sorted(runs))}")
     for name, count in Counter(meta["name"] for _, meta in saved).items():
-        problems += [f"{name} was given {count} times"] if count > 1 else []
-    found = audit({meta["name"]: state_from(vectors, meta) for vectors, meta in saved})
-    return replace(found, problems=[*problems, *found.problems])
+        if count > 1:
+            problems.append(f"{name} was given {count} times")
+    result = audit({meta["name"]: state_from(vectors, meta) for vectors, meta in saved})
+    return replace(result, problems=[*problems, *result.problems])
 
 
 def export(
     folder: Path, target: Path, problem: Problem | None = None, *, mean: bool = False
 ) -> dict[str, object]:
-    """Write a client's model, as it last committed it, as safetensors; returns what the file holds.
+    """Write a client's model, as it was last committed, as safetensors.
 
     Args:
-        folder: Of the client; it may run.
+        folder: Of the client, which may be running.
         target: The file.
-        problem: Knows the names of the parameters, or the manifest's does; else the file has one vector "x".
-        mean: The running mean of its models instead of the last one.
+        problem: With the names of the parameters. Default: that of the manifest; without a manifest, the
+            file has one vector "x".
+        mean: Write the running mean of the models instead of the last one.
+
+    Returns:
+        What the file contains.
     """
     vectors, meta = _saved(folder, running=True)
     if mean and "more:mean" not in vectors:
-        fix = "make the run with --set run.layers.running_mean=0.2"
         raise InvalidInput(
-            f"mean=True, but {meta['name']} keeps no running mean; {fix}, or leave it out."
+            f"mean=True, but {meta['name']} keeps no running mean; make the run with "
+            "--set run.layers.running_mean=0.2, or leave it out."
         )
     x = vectors["more:mean" if mean else "x"].float()
-    named = {"x": x}
-    if problem is None and (folder / "manifest.toml").exists():
-        manifest = load(folder)
-        if manifest.problem.get("kind") == SCRIPT:
-            named = script_parameters(manifest, x)
-        else:
-            problem = manifest_problem(manifest, str(meta["name"]))
-    if (
-        problem is not None
-        and layout_of(problem) == meta["layout"]
-        and isinstance(problem, HasLayout)
-    ):
-        named = problem.layout.unflatten(x)
+    named = _named_parameters(folder, x, meta, problem)
     tensors = {name: tensor.contiguous() for name, tensor in named.items()}
     notes = {key: str(meta[key]) for key in ("run", "name", "k", "epoch", "gradients", "layout")}
     save_file(tensors, target, notes)
-    return {
-        "file": str(target),
-        "tensors": {name: list(t.shape) for name, t in tensors.items()},
-        **notes,
-    }
+    shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    return {"file": str(target), "tensors": shapes, **notes}
+
+
+def _named_parameters(
+    folder: Path, x: Tensor, meta: Mapping[str, object], problem: Problem | None
+) -> dict[str, Tensor]:
+    """The parameters of a flat model by name, if their names are known."""
+    if problem is None and (folder / "manifest.toml").exists():
+        manifest = load(folder)
+        if manifest.problem.get("kind") == SCRIPT:
+            return script_parameters(manifest, x)
+        problem = manifest_problem(manifest, str(meta["name"]))
+    if problem is None or layout_of(problem) != meta["layout"]:
+        return {"x": x}
+    if isinstance(problem, HasLayout):
+        return dict(problem.layout.unflatten(x))
+    return {"x": x}
 
 
 def script_parameters(manifest: Manifest, x: Tensor) -> dict[str, Tensor]:
@@ -366,7 +400,7 @@ def _signed(folder: Path) -> SignedManifest:
     return SignedManifest.read(folder, (folder / "ca.pem").read_bytes())
 
 
-def _saved(folder: Path, *, running: bool = False) -> state_store.Saved:
+def _saved(folder: Path, *, running: bool = False) -> state_store.StoredState:
     return state_store.read(
         folder / "state" if (folder / "state").is_dir() else folder, running=running
     )

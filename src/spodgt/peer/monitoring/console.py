@@ -20,8 +20,9 @@ from rich.text import Text
 
 from spodgt.errors import Failed
 from spodgt.peer.monitoring.metrics_server import MetricsServer
+from spodgt.peer.process.journal import Journal
 from spodgt.peer.process.membership import WARN_DAYS
-from spodgt.peer.process.status import Journal, Status
+from spodgt.peer.process.status import Status
 
 _COLOURS = {"up": "green", "down": "red", "waiting": "yellow"}
 
@@ -60,8 +61,11 @@ def panel(status: Status, journal: Journal) -> Panel:
         links.add_row(arrow, state, *counts, silent, *norms, style="bold red" if n.flags else None)
     warnings = [Text(warning, style="bold red") for warning in status.warnings]
     events = [
-        Text(f"{time.strftime('%H:%M:%S', time.localtime(at))}  {kind}: {text}", style="dim")
-        for at, kind, text in list(journal.recent)
+        Text(
+            f"{time.strftime('%H:%M:%S', time.localtime(event.time))}  {event.kind}: {event.text}",
+            style="dim",
+        )
+        for event in list(journal.recent)
     ]
     body = Group(head, *warnings, Text(), links, *events)
     return Panel(body, title=f"spodgt peer {status.name}", title_align="left", border_style="blue")

@@ -1,7 +1,7 @@
 """Reports of clients as the page of `spodgt peer watch` takes them: known keys, right types, bounded sizes.
 
-A report comes from another host, whose owner may have written anything into it. What does not fit is refused
-as a whole, so that the page never computes with it.
+A report comes from another host and may contain anything. An invalid one is refused as a whole, so that the
+page never computes with it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ def check_events(value: object) -> list[Json]:
         if at is None:
             raise ValueError("time of an event must be a number")
         text = _text(event.get("text", ""), "text")
-        found.append({"time": at, "event": _text(event.get("event"), "event"), "text": text})
+        kind = _text(event.get("event"), "event")
+        subject = _text(event.get("subject", ""), "subject")
+        found.append({"time": at, "event": kind, "text": text, "subject": subject})
     return found
 
 

@@ -1,6 +1,6 @@
-"""What one client computes: when its device can, and on which part of the problem.
+"""Local computation of one client: when its device computes, and on which part of the problem.
 
-The table `compute` of a client in the manifest says what its device can do:
+The table `compute` of a client in the manifest describes its device:
 
 {kind = "bernoulli", p = 0.7}      drawn, a pure function of (seed, round, client)
 {kind = "budget", share = 0.25}    at most this fraction of wall time goes into gradients
@@ -11,11 +11,13 @@ The table `compute` of a client in the manifest says what its device can do:
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from spodgt import rng
@@ -30,34 +32,77 @@ from spodgt.peer.host.clock import SYSTEM_CLOCK, Clock
 from spodgt.peer.membership.manifest import SCRIPT, Manifest, layout_of
 from spodgt.peer.options import Table
 from spodgt.peer.protocol.client_state import State
-from spodgt.problems import refuse_statistics
 from spodgt.problems.protocols import HasClientWeights
+from spodgt.problems.running_statistics import refuse_statistics
 from spodgt.types import Minibatches, Problem
 from spodgt.validation import from_table
 
-_KEYS = {"bernoulli": "p", "budget": "share", "trace": "path"}
-_BURSTS: dict[str, type[Participation]] = {recipe.name: recipe for recipe in (Markov, DayNight)}
+_FRACTIONS = {"bernoulli": "p", "budget": "share"}  # key of the fraction in (0, 1], by kind
+_CORRELATED: dict[str, type[Participation]] = {recipe.name: recipe for recipe in (Markov, DayNight)}
 
 
-@dataclass(frozen=True)
-class Scheduled:
-    """Computes in rounds that are drawn or recorded."""
+class ScheduledCapacity(ABC):
+    """Computes in rounds that are drawn or recorded.
 
-    p: float
-    computes: Callable[[int], bool]  # in round k?
+    Args:
+        p: Fraction of the rounds in which the device computes.
+    """
 
-    def spent(self, seconds: float) -> None:
-        """A gradient took so long; a schedule does not mind."""
+    def __init__(self, p: float) -> None:
+        self.p = p
+
+    @abstractmethod
+    def computes(self, k: int) -> bool:
+        """Whether the device computes in round k."""
+
+    def note_gradient_time(self, seconds: float) -> None:  # noqa: B027
+        """A schedule does not depend on the duration of gradients."""
+
+
+class BernoulliCapacity(ScheduledCapacity):
+    """Independent draws, a pure function of (seed, round, client): those of the simulator."""
+
+    def __init__(self, p: float, seed: int, client_index: int) -> None:
+        super().__init__(p)
+        self.key = rng.key(seed, "clients")
+        self.client_index = client_index
+
+    def computes(self, k: int) -> bool:
+        return bool(rng.uniform(self.key, k, self.client_index) < self.p)
+
+
+class CorrelatedCapacity(ScheduledCapacity):
+    """A participation recipe of the simulator whose rounds are correlated."""
+
+    def __init__(self, recipe: Participation, seed: int, client_index: int) -> None:
+        # draws of a client do not depend on the network, so a ring that has this client is enough
+        self.availability = recipe.draw(Network.ring(client_index + 2), seed)
+        self.client_index = client_index
+        super().__init__(float(self.availability.p[client_index]))
+
+    def computes(self, k: int) -> bool:
+        return bool(self.availability.computes(range(k, k + 1))[0, self.client_index])
+
+
+class TraceCapacity(ScheduledCapacity):
+    """Replays a recorded log in a loop."""
+
+    def __init__(self, rounds: NDArray[np.bool_]) -> None:
+        super().__init__(float(rounds.mean()))
+        self.rounds = rounds
+
+    def computes(self, k: int) -> bool:
+        return bool(self.rounds[k % len(self.rounds)])
 
 
 @dataclass
-class Budget:
+class BudgetCapacity:
     """Computes as long as gradients have taken no more than a fraction `p` of the time."""
 
     p: float
     clock: Callable[[], float] = SYSTEM_CLOCK.monotonic
-    used: float = 0.0
-    begun: float = -1.0
+    used: float = 0.0  # seconds spent on gradients
+    begun: float = -1.0  # monotonic time of the first round; negative before it
 
     def computes(self, k: int) -> bool:
         now = self.clock()
@@ -65,46 +110,53 @@ class Budget:
             self.begun = now
         return self.used <= self.p * (now - self.begun)
 
-    def spent(self, seconds: float) -> None:
+    def note_gradient_time(self, seconds: float) -> None:
         self.used += seconds
 
 
-Capacity = Scheduled | Budget
+Capacity = ScheduledCapacity | BudgetCapacity
 
 
-def capacity(
-    section: Table, seed: int, place: int, name: str = "", clock: Clock = SYSTEM_CLOCK
+def read_capacity(
+    section: Table, seed: int, client_index: int, name: str = "", clock: Clock = SYSTEM_CLOCK
 ) -> Capacity:
-    """The capacity of client number `place`, called `name`, from its table in the manifest."""
+    """The capacity of a client's device.
+
+    Args:
+        section: The table `compute` of the client in the manifest.
+        seed: Of the run.
+        client_index: The client's number, for its draws.
+        name: Of the client, which selects its column of a recorded log.
+        clock: Of the host.
+
+    Raises:
+        InvalidConfig: The table has another form.
+    """
     kind = section.get("kind")
-    if isinstance(kind, str) and kind in _BURSTS:
-        fields = {key: value for key, value in section.items() if key != "kind"}
-        drawn = from_table(_BURSTS[kind], fields, "compute").draw(Network.ring(place + 2), seed)
-        return Scheduled(
-            float(drawn.p[place]), lambda k: bool(drawn.computes(range(k, k + 1))[0, place])
-        )
-    key = _KEYS.get(kind) if isinstance(kind, str) else None
-    if key is None or key not in section or (kind != "trace" and set(section) != {"kind", key}):
+    fields = {key: value for key, value in section.items() if key != "kind"}
+    if isinstance(kind, str) and kind in _CORRELATED:
+        recipe = from_table(_CORRELATED[kind], fields, "compute")
+        return CorrelatedCapacity(recipe, seed, client_index)
+    if kind == "trace" and "path" in fields:
+        log = from_table(TraceFile, fields, "compute")
+        return TraceCapacity(log.trace.column(client_index, name))
+    key = _FRACTIONS.get(kind) if isinstance(kind, str) else None
+    if key is None or set(fields) != {key}:
         raise InvalidConfig(
             f"compute={dict(section)!r} must be one of {{kind = 'bernoulli', p = 0.7}}, "
             "{kind = 'budget', share = 0.25}, {kind = 'trace', path = 'trace.csv'}, "
             "{kind = 'markov', on = 20.0, off = 5.0} and {kind = 'day-night', day = 50, night = 50}."
         )
-    value = section[key]
-    if kind == "trace":
-        log = from_table(TraceFile, {k: v for k, v in section.items() if k != "kind"}, "compute")
-        rounds = log.trace.column(place, name)
-        return Scheduled(float(rounds.mean()), lambda k: bool(rounds[k % len(rounds)]))
-    if not isinstance(value, int | float) or not 0 < value <= 1:
-        raise InvalidConfig(f"compute.{key} must be in (0, 1], got {value!r}; use {key} = 0.5.")
+    fraction = fields[key]
+    if not isinstance(fraction, int | float) or not 0 < fraction <= 1:
+        raise InvalidConfig(f"compute.{key} must be in (0, 1], got {fraction!r}; use {key} = 0.5.")
     if kind == "budget":
-        return Budget(value, clock.monotonic)
-    draws = rng.key(seed, "clients")  # the simulator's
-    return Scheduled(value, lambda k: bool(rng.uniform(draws, k, place) < value))
+        return BudgetCapacity(fraction, clock.monotonic)
+    return BernoulliCapacity(fraction, seed, client_index)
 
 
-def limits(manifest: Manifest) -> list[str]:
-    """What holds clients back, one sentence for each that is limited; empty if they run freely."""
+def describe_limits(manifest: Manifest) -> list[str]:
+    """Limits of clients and links, one sentence for each limited client."""
     sentences = []
     if manifest.rounds_per_second:
         sentences.append(f"all clients: at most {manifest.rounds_per_second:g} rounds per second")
@@ -121,8 +173,8 @@ def limits(manifest: Manifest) -> list[str]:
 def _limits_of_device(table: Table) -> list[str]:
     kind = table["kind"]
     if kind not in ("bernoulli", "budget"):
-        return [f"computes as {dict(table)} says"]
-    share = float(table[_KEYS[kind]])  # type: ignore[arg-type]
+        return [f"computes by the schedule {dict(table)}"]
+    share = float(table[_FRACTIONS[kind]])  # type: ignore[arg-type]
     if kind == "budget" and share < 1:
         return [f"spends at most {100 * share:.3g} % of its time on gradients"]
     if kind == "bernoulli" and share < 1:
@@ -140,7 +192,7 @@ def active_links(probabilities: Mapping[str, float], seed: int, place: int, k: i
     ]
 
 
-class Work:
+class LocalProblem:
     """What client `name` computes, on the problem of the manifest."""
 
     def __init__(
@@ -175,7 +227,7 @@ class Work:
         g = self.problem.grad(
             x, Minibatches(np.array([self.row]), self.keys, np.array([self.place]), k)
         )
-        self.capacity.spent(self.clock.monotonic() - begun)
+        self.capacity.note_gradient_time(self.clock.monotonic() - begun)
         return g
 
     def evaluate(self, state: State) -> list[tuple[float, float]]:

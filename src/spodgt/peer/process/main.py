@@ -1,4 +1,4 @@
-"""A client as a process: rounds in one thread, the wire in another, and both stop cleanly."""
+"""A client as a process: rounds in one thread, network calls in another, and a clean end of both."""
 
 from __future__ import annotations
 
@@ -23,20 +23,21 @@ from spodgt.errors import Failed, InvalidInput, SpodgtError
 from spodgt.peer.host.fault_injection import Chaos
 from spodgt.peer.host.interfaces import Host
 from spodgt.peer.membership.certificates import OBSERVER, Identity
-from spodgt.peer.membership.manifest import RESETS
+from spodgt.peer.membership.manifest import RESETS, Manifest
 from spodgt.peer.options import Options
-from spodgt.peer.process.local_problem import Work
-from spodgt.peer.process.membership import Membership
-from spodgt.peer.process.round_loop import Rounds
-from spodgt.peer.process.status import SUSPECT, Journal, Reporter
+from spodgt.peer.process.journal import Journal
+from spodgt.peer.process.local_problem import LocalProblem
+from spodgt.peer.process.membership import Membership, Terms
+from spodgt.peer.process.round_loop import RoundLoop
+from spodgt.peer.process.status import SUSPECT, Reporter
 from spodgt.peer.protocol.audit import local_error
-from spodgt.peer.protocol.client_state import begin, state_from
-from spodgt.peer.protocol.epoch_limit import FollowedEpochs
+from spodgt.peer.protocol.client_state import State, initial_state, state_from
+from spodgt.peer.protocol.epoch_limit import EpochRateLimiter
 from spodgt.peer.protocol.node import Node
 from spodgt.peer.protocol.running_sums import Incarnation
-from spodgt.peer.storage.state_store import Saved, Store
+from spodgt.peer.storage.state_store import DiskStateStore, StoredState
 from spodgt.peer.transport import wire_format
-from spodgt.peer.transport.connection import Local
+from spodgt.peer.transport.connection import LocalClient
 from spodgt.peer.transport.grpc_wire import system_host
 from spodgt.peer.transport.links import Transport
 
@@ -67,48 +68,51 @@ class Peer:
         self.journal = Journal(folder / "log.jsonl", name, host)
         self.membership = Membership(folder, identity, self.journal.event, host)
         manifest = self.membership.manifest
-        self.work = Work(name, manifest, self.membership.terms.capacity, host.clock)
+        self.local_problem = LocalProblem(
+            name, manifest, self.membership.terms.capacity, host.clock
+        )
         labels = {"run": manifest.run, "name": name, "layout": manifest.layout}
-        self.store = Store(
+        self.store = DiskStateStore(
             folder / "state", durability=options.durability, labels=labels, files=host.files
         )
         try:
-            self.node = restore(self.store, self.membership, self.work, self.journal)
+            self.node = restore_node(self.store, self.membership, self.local_problem, self.journal)
         except SpodgtError:
             self.store.close()
             raise
-        layout, version = bytes.fromhex(manifest.layout), metadata.version("spodgt")
-        sizes = manifest.parameters, name, version, manifest.method.short
-        self.context = wire_format.Context(manifest.run, layout, *sizes)
-        hear = Chaos.parse(self.node.hear, os.environ.get("SPODGT_CHAOS", ""))
-        local = Local(self.context, identity, hear, self.journal.event, host)
-        self.transport = Transport(local, self.membership.shown_to, self._told)
-        self.transport.unknown_link = self._look_for_manifest
-        self.reporter = Reporter(
-            folder, self.node, self.work, self.transport, self.journal, options
+        self.context = wire_format.Context(
+            manifest.run,
+            bytes.fromhex(manifest.layout),
+            manifest.parameters,
+            name,
+            metadata.version("spodgt"),
+            manifest.method.quantized,
         )
-        self.rounds = Rounds(
-            self.node, self.transport, self.membership, self.work, self.reporter, options
+        receive = Chaos.parse(self.node.receive, os.environ.get("SPODGT_CHAOS", ""))
+        local = LocalClient(self.context, identity, receive, self.journal.event, host)
+        self.transport = Transport(local, self.membership.manifest_for, self._report_for)
+        self.transport.on_unknown_link = self._look_for_manifest
+        self.reporter = Reporter(
+            folder, self.node, self.local_problem, self.transport, self.journal, options
+        )
+        self.rounds = RoundLoop(
+            self.node, self.transport, self.membership, self.local_problem, self.reporter, options
         )
 
     def _look_for_manifest(self, name: str) -> None:
-        """A member has opened a link that is not in our manifest: it may have a newer one.
+        """Request the manifest of a member that has opened an unknown link: it may be newer than ours.
 
-        A client in quarantine has no links, so nothing else tells it that the quarantine has ended.
+        A client in quarantine has no links, so this is how it learns that the quarantine has ended.
         """
         if name in self.membership.manifest.names:
             self.node.newer_manifest = name
 
-    def _told(self, name: str) -> bytes | None:
+    def _report_for(self, name: str) -> bytes | None:
         """The status and the latest events, for members and observers."""
         if name != OBSERVER and name not in self.membership.manifest.names:
             return None
-        events = [
-            {"time": at, "event": kind, "text": text}
-            for at, kind, text in list(self.journal.recent)
-        ]
         status = self.reporter.status.to_dict(self.host.clock.wall())
-        return json.dumps({"status": status, "events": events}).encode()
+        return json.dumps({"status": status, "events": self.journal.recent_rows()}).encode()
 
     def run(self, view: Callable[[], None] = lambda: None) -> None:
         """Run in this process until the rounds are done, or SIGTERM or SIGINT ends them cleanly.
@@ -117,8 +121,8 @@ class Peer:
         """
         _raise_descriptor_limit()
         torch.set_num_threads(1)  # several peers may share a host; a peer's step is small
-        # the 200,000 objects of imported modules are no garbage; counted, they let Python look for old
-        # garbage only when there are a quarter more
+        # The 200,000 objects of imported modules are no garbage. Python collects its oldest generation only
+        # after growth by a quarter of all objects that it counts; frozen objects are not counted.
         gc.freeze()
         try:
             asyncio.run(self._run(view))
@@ -174,60 +178,81 @@ def _raise_descriptor_limit() -> None:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def check_state(saved: Saved) -> None:
+def check_state(saved: StoredState) -> None:
     """Raise ValueError for a state that no client can be in: its local audit is not zero to rounding."""
     error = local_error(state_from(*saved))
     if not error <= SUSPECT:
         raise ValueError(f"its local audit is {error:.1e}")
 
 
-def restore(store: Store, membership: Membership, work: Work, journal: Journal) -> Node:
-    """The client as it was when its last incarnation committed, or at its beginning; committed again."""
-    name, (signed, algorithm, _, member, seats) = journal.name, membership.terms
-    manifest = signed.manifest
-    saved, number = store.load(check_state), 1
-    if saved is None and store.damaged:
-        journal.event(
-            "damaged", f"{store.damaged}; the client begins anew, with an epoch reset of all"
-        )
+def restore_node(
+    store: DiskStateStore, membership: Membership, local_problem: LocalProblem, journal: Journal
+) -> Node:
+    """The client as its last incarnation has committed it, or a new one; committed as a new incarnation."""
+    terms = membership.terms
+    manifest = terms.manifest
+    saved = store.load(check_state)
     if saved is None:
-        first, epoch = work.capacity.computes(0), manifest.epoch
-        begun = algorithm, work.gradient, work.start(), first, seats.part
-        state = begin(*begun, epoch=epoch, member=member, private=work.private())
-    else:
-        if saved.meta["run"] != manifest.run or saved.meta["name"] != name:
-            whose = (
-                f"{saved.meta['name']} in run {saved.meta['run']}, not of {name} in {manifest.run}"
-            )
-            raise InvalidInput(f"{store.path} holds the state of {whose}; give another folder.")
-        state, number = state_from(*saved), saved.meta["incarnation"] + 1
-        if state.epoch > manifest.last_epoch:
-            known = f"version {state.epoch // RESETS}, but manifest.toml is of version {manifest.version}"
-            fix = "put the newer manifest.toml there, from the authority or from another client's folder"
-            raise InvalidInput(f"the state in {store.path} is of {known}; {fix}.")
         if store.damaged:
-            journal.event("damaged", f"{store.damaged}; the newest commit that is whole is used")
-    incarnation, notify = Incarnation(number, journal.host.random.getrandbits(63)), journal.event
+            text = f"{store.damaged}; the client begins anew, with an epoch reset of all"
+            journal.event("damaged", text)
+        number = 1
+        state = _first_state(terms, local_problem)
+    else:
+        _check_owner(saved, store, manifest, journal.name)
+        if store.damaged:
+            journal.event("damaged", f"{store.damaged}; the newest undamaged commit is used")
+        number = saved.meta["incarnation"] + 1
+        state = state_from(*saved)
     node = Node(
-        algorithm,
-        work.gradient,
+        terms.algorithm,
+        local_problem.gradient,
         store,
-        incarnation=incarnation,
+        incarnation=Incarnation(number, journal.host.random.getrandbits(63)),
         state=state,
-        seats=seats,
-        member=member,
-        short=manifest.method.short,
-        notify=notify,
+        topology=terms.topology,
+        member=terms.member,
+        quantized=manifest.method.quantized,
+        notify=journal.event,
     )
-    node.epochs = FollowedEpochs(journal.host.clock.monotonic)
+    node.epoch_limiter = EpochRateLimiter(journal.host.clock.monotonic)
     node.last_epoch = manifest.last_epoch
     if saved is None:
-        node.touch()
+        node.mark_all_dirty()
     elif state.epoch < manifest.epoch:
-        node.relink(seats, manifest.epoch)
-    elif saved.meta.get("crew", [0])[
-        0
-    ]:  # release 0.2.0: clients had changed the root among themselves
-        node.relink(seats, state.epoch + 1)
-    node.commit()  # the new incarnation is on disk before anybody hears of it
+        node.relink(terms.topology, manifest.epoch)
+    elif saved.meta.get("crew", [0])[0]:
+        # release 0.2.0: clients had changed the root among themselves
+        node.relink(terms.topology, state.epoch + 1)
+    node.commit()  # the new incarnation is on disk before any message leaves
     return node
+
+
+def _first_state(terms: Terms, local_problem: LocalProblem) -> State:
+    """The state of a client without a committed one."""
+    return initial_state(
+        terms.algorithm,
+        local_problem.gradient,
+        local_problem.start(),
+        local_problem.capacity.computes(0),
+        terms.topology.role,
+        epoch=terms.manifest.epoch,
+        member=terms.member,
+        private=local_problem.private(),
+    )
+
+
+def _check_owner(saved: StoredState, store: DiskStateStore, manifest: Manifest, name: str) -> None:
+    """Refuse the state of another client, or of a later manifest."""
+    meta = saved.meta
+    if meta["run"] != manifest.run or meta["name"] != name:
+        raise InvalidInput(
+            f"{store.path} holds the state of {meta['name']} in run {meta['run']}, not of {name} in "
+            f"{manifest.run}; give another folder."
+        )
+    if meta["epoch"] > manifest.last_epoch:
+        raise InvalidInput(
+            f"the state in {store.path} is of version {meta['epoch'] // RESETS}, but manifest.toml is "
+            f"of version {manifest.version}; put the newer manifest.toml there, from the authority or "
+            "from another client's folder."
+        )

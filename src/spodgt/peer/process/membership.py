@@ -1,25 +1,25 @@
-"""What a running peer follows: its certificate, and the manifest in force with all that depends on it."""
+"""Certificate and manifest of a running peer, and their renewal."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
 import contextlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from spodgt.algorithms.base import Algorithm, TrackingState
 from spodgt.errors import InvalidInput, SpodgtError
 from spodgt.peer.host.clock import SYSTEM_CLOCK, Clock
+from spodgt.peer.host.events import Notify
 from spodgt.peer.host.interfaces import Host
 from spodgt.peer.membership import certificates
 from spodgt.peer.membership.certificates import Identity
 from spodgt.peer.membership.manifest import Manifest, SignedManifest
-from spodgt.peer.membership.manifest_changes import obstacle
-from spodgt.peer.process.local_problem import Capacity, capacity
+from spodgt.peer.membership.manifest_changes import why_incompatible
+from spodgt.peer.process.local_problem import Capacity, read_capacity
 from spodgt.peer.protocol.client_state import Member
-from spodgt.peer.protocol.epoch_topology import Seats
+from spodgt.peer.protocol.epoch_topology import EpochTopology
 from spodgt.peer.transport.connection import fetch
 
 WARN_DAYS = 7.0  # before a certificate ends
@@ -34,7 +34,7 @@ class Terms(NamedTuple):
     algorithm: Algorithm[TrackingState]
     capacity: Capacity
     member: Member
-    seats: Seats
+    topology: EpochTopology
 
     @classmethod
     def of(
@@ -44,15 +44,15 @@ class Terms(NamedTuple):
         old: Terms | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> Terms:
-        """What client `name` does under a manifest; a device that stays as it was keeps its account."""
+        """The terms of client `name`; a device that did not change keeps the record of its computing time."""
         manifest = signed.manifest
         own = manifest.client(name)
         if old is not None and old.manifest.client(name).compute == own.compute:
             device = old.capacity
         else:
-            device = capacity(own.compute, manifest.seed, own.place, own.name, clock)
+            device = read_capacity(own.compute, manifest.seed, own.place, own.name, clock)
         member = Member(own.place, len(manifest.linked), device.p)
-        return cls(signed, manifest.method.build(), device, member, manifest.seats(name))
+        return cls(signed, manifest.method.build(), device, member, manifest.topology(name))
 
     @property
     def manifest(self) -> Manifest:
@@ -60,11 +60,9 @@ class Terms(NamedTuple):
 
 
 class Membership:
-    """The terms in force, and newer ones once they are known: from the folder or from a neighbour."""
+    """The terms in force, and newer ones from the folder or from a neighbour."""
 
-    def __init__(
-        self, folder: Path, own: Identity, notify: Callable[[str, str], None], host: Host
-    ) -> None:
+    def __init__(self, folder: Path, own: Identity, notify: Notify, host: Host) -> None:
         self.folder = folder
         self.identity = own
         self.notify = notify
@@ -72,17 +70,17 @@ class Membership:
         signed = SignedManifest.read(folder, own.authority, host.files)
         self.terms = Terms.of(signed, own.name, clock=host.clock)
         self.update: Terms | None = None
-        self.left = ""  # why this client is no member any more
+        self.removal_notice = ""  # why this client is no longer a member
         self._seen = self._stamp()
         self._warned = 0.0  # when last
-        self._told: dict[str, str] = {}  # the last text of a kind that is found at every look
+        self._last_texts: dict[str, str] = {}  # of events that are checked repeatedly, by kind
         self._requests: dict[str, concurrent.futures.Future[None]] = {}  # by neighbour
 
     @property
     def manifest(self) -> Manifest:
         return self.terms.manifest
 
-    def shown_to(self, name: str) -> bytes | None:
+    def manifest_for(self, name: str) -> bytes | None:
         """The manifest's file for a member or an observer; None for others, as for one that was removed."""
         return (
             self.terms.signed.file
@@ -109,12 +107,12 @@ class Membership:
 
     # --- from the folder --------------------------------------------------------------------------
     def check_folder(self) -> Identity | None:
-        """Look for a newer manifest, and return a new certificate if somebody has put one there."""
+        """Consider a newer manifest in the folder; returns a renewed certificate, if one is there."""
         try:
             self._read_manifest()
         except (InvalidInput, OSError) as error:  # read again later: a copy may not be complete yet
             version = f"version {self.manifest.version} stays in use"
-            self._tell_once(
+            self._notify_once(
                 "manifest", f"{version}; manifest.toml in the folder is not usable: {error}"
             )
         renewed = self._renewed()
@@ -124,7 +122,7 @@ class Membership:
     def _read_manifest(self) -> None:
         file = self.host.files.read(self.folder / "manifest.toml")
         if file == self.terms.signed.file:
-            self._told.pop("manifest", None)
+            self._last_texts.pop("manifest", None)
             return
         newer = SignedManifest.verify(file, self.identity.authority)
         if newer.manifest.version < self.manifest.version:
@@ -135,14 +133,14 @@ class Membership:
             )
         self._consider(newer)
 
-    def _tell_once(self, kind: str, text: str) -> None:
-        """Log what is found at every look only when it changes."""
-        if self._told.get(kind) != text:
-            self._told[kind] = text
+    def _notify_once(self, kind: str, text: str) -> None:
+        """Log a condition that is checked repeatedly only when its text changes."""
+        if self._last_texts.get(kind) != text:
+            self._last_texts[kind] = text
             self.notify(kind, text)
 
     def _stamp(self) -> tuple[int, ...]:
-        """Changes when somebody writes the key or the certificate."""
+        """Modification times and sizes of key and certificate."""
         stamp: list[int] = []
         with contextlib.suppress(OSError):
             for name in ("key.pem", "cert.pem"):
@@ -159,11 +157,11 @@ class Membership:
                 self.folder, self.identity.name, self.host.files, self.host.clock.wall()
             )
         except InvalidInput as error:  # one of two files is there, or half of one: read again later
-            self._tell_once("certificate", f"the old one stays in use: {error}")
+            self._notify_once("certificate", f"the old one stays in use: {error}")
             return None
         self._seen = stamp
         self._warned = 0.0
-        self._told.pop("certificate", None)
+        self._last_texts.pop("certificate", None)
         self.notify("certificate", f"a new one, valid for {self.days_left:.1f} days")
         return self.identity
 
@@ -185,7 +183,7 @@ class Membership:
             )
 
     # --- from neighbours --------------------------------------------------------------------------
-    def ask(self, neighbour: str, loop: asyncio.AbstractEventLoop) -> None:
+    def request_manifest(self, neighbour: str, loop: asyncio.AbstractEventLoop) -> None:
         """Fetch a neighbour's manifest in `loop`; one request to each neighbour at a time."""
         request = self._requests.get(neighbour)
         if request is None or request.done():
@@ -196,42 +194,44 @@ class Membership:
     async def _fetch(self, neighbour: str) -> None:
         try:
             address = self.manifest.client(neighbour).address
-            if address:  # else it dials, and has to be told by somebody who listens
+            if address:  # without an address it gets the manifest from a neighbour that listens
                 file = await fetch(
                     "Manifest", self.identity, address, neighbour, through=self.host.wire
                 )
                 self._consider(SignedManifest.verify(file, self.identity.authority))
         except Exception as error:  # the neighbour's next frame asks again
-            self.notify("failed", f"the manifest of {neighbour} cannot be had: {error}"[:300])
+            self.notify("failed", f"its manifest cannot be fetched: {error}"[:300], neighbour)
         await asyncio.sleep(_PAUSE)
 
     def _consider(self, newer: SignedManifest) -> None:
+        """Prepare to adopt a manifest, if it is a later version for this run that can be followed."""
         ours = self.manifest
         theirs = newer.manifest
-        if (
-            theirs.run == ours.run
-            and theirs.version == ours.version
-            and newer.file != self.terms.signed.file
-        ):
-            cure = "two were made from one version; make the next with spodgt peer set"
-            self.notify(
-                "refused", f"manifest: another one of version {ours.version} is in force; {cure}"
+        if theirs.run != ours.run:
+            return
+        if theirs.version == ours.version and newer.file != self.terms.signed.file:
+            text = (
+                f"another one of version {ours.version} is in force; two were made from one version; "
+                "make the next with spodgt peer set"
             )
-        if theirs.run != ours.run or theirs.version <= ours.version:
+            self.notify("refused", text, "manifest")
+        known_version = ours.version
+        if self.update is not None:
+            known_version = max(known_version, self.update.manifest.version)
+        if theirs.version <= known_version:
             return
-        pending = self.update
-        if pending is not None and pending.manifest.version >= theirs.version:
-            return
-        name, version = self.identity.name, f"version {theirs.version} of the manifest"
+        name = self.identity.name
+        version = f"version {theirs.version} of the manifest"
         if name not in theirs.names:
-            self.left = (
+            self.removal_notice = (
                 f"{name} was removed from the run in {version}; its state is kept in {self.folder}."
             )
             return
-        if why := obstacle(ours, theirs):
-            self.notify("refused", f"{version}: {why}")
+        reason = why_incompatible(ours, theirs)
+        if reason is not None:
+            self.notify("refused", reason, version)
             return
         try:
             self.update = Terms.of(newer, name, self.terms, self.host.clock)
         except SpodgtError as error:
-            self.notify("refused", f"{version}: {error}")
+            self.notify("refused", str(error), version)

@@ -1,8 +1,8 @@
 """The local rounds of a peer.
 
-take what has arrived ▶ step ▶ commit ▶ only now send and acknowledge ▶ again
+    apply received frames ▶ step ▶ commit ▶ send messages and acknowledgements ▶ next round
 
-`Rounds.step` does one of them and returns how long to wait; `Rounds.run` calls it in a thread of its own.
+`RoundLoop.step` makes one round and returns how long to wait; `RoundLoop.run` calls it in its own thread.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from dataclasses import dataclass
 from spodgt.errors import InvalidInput
 from spodgt.peer.host.fault_injection import crash_point
 from spodgt.peer.options import Options
-from spodgt.peer.process.local_problem import Work, active_links
+from spodgt.peer.process.local_problem import LocalProblem, active_links
 from spodgt.peer.process.membership import Membership
 from spodgt.peer.process.status import Reporter
 from spodgt.peer.protocol.node import Node
 from spodgt.peer.transport.links import Transport
 
-_CHECK_SECONDS = 10.0  # between two looks at the server's connections
+_CHECK_SECONDS = 10.0  # between two checks of the server's connections
 _WAIT = 0.2  # seconds, the longest pause of a client that waits for frames
-_END_SECONDS = 3.0  # after the last round, in which senders get an answer that says so
-_LAST_SECONDS = 60.0  # after the last round: a neighbour that is down is not waited for
+_END_SECONDS = 3.0  # after the last round, in which senders get an answer
+_LAST_SECONDS = 60.0  # after the last round; then the client ends without neighbours that are down
 _SEND_AGAIN = 1.0  # seconds between two sends of the committed state while no local rounds are made
 
 
 @dataclass(eq=False)
-class Rounds:
+class RoundLoop:
     """Advances a node round by round, and sends what it has committed."""
 
     node: Node
     transport: Transport
     membership: Membership
-    work: Work
+    local_problem: LocalProblem
     reporter: Reporter
     options: Options
 
@@ -44,7 +44,7 @@ class Rounds:
         self.clock = self.membership.host.clock
         self.halt = threading.Event()
         self.begun = self.clock.monotonic()
-        self._checked = self.begun  # when the server's connections were looked at last
+        self._checked = self.begun  # monotonic time of the last check of the connections
         self._next = 0.0  # when the next round is due, if their rate is limited
         self._sent_at = -math.inf  # monotonic time of the last send
         self._ended_at = math.inf  # monotonic time at which all rounds were made
@@ -56,13 +56,13 @@ class Rounds:
             if seconds is None:
                 return
             if seconds > 0:
-                self.node.arrived.wait(seconds)
-                self.node.arrived.clear()
+                self.node.inbox.arrived.wait(seconds)
+                self.node.inbox.arrived.clear()
 
     def stop(self) -> None:
         """Let `run` return after the current round; called from any thread."""
         self.halt.set()
-        self.node.arrived.set()
+        self.node.inbox.arrived.set()
 
     def step(self) -> float | None:
         """Make a local round, or what takes its place.
@@ -109,9 +109,9 @@ class Rounds:
         return is_made
 
     def _end(self) -> float | None:
-        """Tell all neighbours that the rounds are over, and stay until they know it."""
+        """Announce the end to all neighbours, and remain until they have acknowledged it."""
         if not self.node.has_ended:
-            self.node.end()
+            self.node.announce_end()
             self._publish()
             self._ended_at = self.clock.monotonic()
             self.reporter.status.waiting = False
@@ -119,7 +119,7 @@ class Rounds:
             self.reporter.report()  # seen by those that request it before the process ends
         self._rest()
         seconds = self.clock.monotonic() - self._ended_at
-        is_known = self.node.is_end_known() and seconds >= _END_SECONDS
+        is_known = self.node.is_end_acknowledged() and seconds >= _END_SECONDS
         if (is_known or seconds >= _LAST_SECONDS) and not self.options.linger:
             return None
         return _WAIT
@@ -128,29 +128,34 @@ class Rounds:
         return self.clock.monotonic() - self.begun
 
     def _round(self) -> float:
-        """A local round, or an exchange without one after many rounds without news; the seconds to wait."""
+        """A local round, or an exchange without one after many rounds without a message.
+
+        Returns:
+            Seconds to wait before the next round.
+        """
         node = self.node
         k = node.state.k
-        # theory requires bounded delays: without news from anybody a client drifts towards its own data
+        # Convergence requires bounded delays: a client without messages drifts towards its own data.
         limit = self._max_alone()
-        is_alone = limit is not None and k - node.state.heard_at >= limit
-        waiting = is_alone and not node.inbox
+        is_alone = limit is not None and k - node.state.last_received_round >= limit
+        waiting = is_alone and not node.inbox.messages
         self.reporter.status.waiting = waiting
         if waiting:
-            self._exchange_without_round(bool(node.acks))
+            self._exchange_without_round(bool(node.inbox.acks))
             return _WAIT
-        node.advance(self.work.capacity.computes(k), self._active_links(k))
+        node.advance(self.local_problem.capacity.computes(k), self._active_links(k))
         crash_point("frames taken")
         if is_alone or k % self.options.commit_every == 0:
             self._publish()
         return 0.0
 
     def _max_alone(self) -> int | None:
-        """Local rounds without news after which the client waits; None: it never waits."""
+        """Local rounds without a message after which the client waits; None: it never waits."""
         max_alone = self.membership.manifest.max_alone
         if not max_alone or self.node.state.into.keys() <= self.node.state.ended:
             return None
-        return max(max_alone, 2 * self.node.exchange_every)  # at least one exchange falls into them
+        exchange_every = self.node.method_step.exchange_every
+        return max(max_alone, 2 * exchange_every)  # at least one exchange falls into them
 
     def _active_links(self, k: int) -> list[str]:
         """The out-links drawn for round k.
@@ -159,10 +164,12 @@ class Rounds:
         all messages acknowledged, and every client waiting for a message of another.
         """
         node = self.node
-        if k % node.exchange_every:
+        exchange_every = node.method_step.exchange_every
+        if k % exchange_every:
             return []
         limit = self._max_alone()
-        if limit is not None and k - node.state.heard_at + node.exchange_every >= limit:
+        rounds_alone = k - node.state.last_received_round
+        if limit is not None and rounds_alone + exchange_every >= limit:
             return list(node.state.out)
         manifest = self.membership.manifest
         return active_links(
@@ -170,22 +177,22 @@ class Rounds:
         )
 
     def _rest(self) -> None:
-        """After the last round: take what neighbours send and acknowledge it."""
+        """After the last round: apply what neighbours send and acknowledge it."""
         if not self._follow_manifest():
-            self._exchange_without_round(bool(self.node.inbox or self.node.acks))
+            self._exchange_without_round(bool(self.node.inbox))
         self._report()
 
     def _exchange_without_round(self, has_frames: bool) -> None:
-        """Apply and acknowledge received frames if there are any; else send again what is unacknowledged."""
+        """Apply and acknowledge received frames; without any, retransmit unacknowledged messages."""
         if has_frames:
-            self.node.absorb()
+            self.node.apply_received()
         if has_frames or self.node.dirty:  # rounds may share a commit that is not due yet
             self._publish()
         elif self.clock.monotonic() - self._sent_at >= _SEND_AGAIN:
             self._send_unacknowledged()
 
     def _pace(self, rate: float) -> float:
-        """Seconds until the next round is due; if it is due now, the one after it is scheduled."""
+        """Seconds until the next round is due (rate limit); 0 if it is due now."""
         if not rate:
             return 0.0
         now = self.clock.monotonic()
@@ -195,7 +202,7 @@ class Rounds:
         return 0.0
 
     def _publish(self) -> None:
-        """Commit, then send what others have not acknowledged, and acknowledge what was taken."""
+        """Commit, then send what is unacknowledged, and acknowledge what was received."""
         pending_acks = self.node.commit()
         self._send_unacknowledged()
         for source in sorted(pending_acks):
@@ -207,19 +214,19 @@ class Rounds:
         """Send the committed message of each out-link whose receiver has not acknowledged it."""
         self._sent_at = self.clock.monotonic()
         for target in self.node.state.out:
-            if not self.node.waits(target):
+            if not self.node.has_unacknowledged(target):
                 continue
             message = self.node.message(target)
             if message:
                 self.transport.send_latest(target, message)
 
     def _follow_manifest(self) -> bool:
-        """Request the newer manifest of a neighbour; adopt one that is here: other links, a new epoch."""
+        """Request the newer manifest of a neighbour; adopt one that has arrived: other links, a new epoch."""
         if self.node.newer_manifest is not None:
-            self.membership.ask(self.node.newer_manifest, self.transport.loop)
+            self.membership.request_manifest(self.node.newer_manifest, self.transport.loop)
             self.node.newer_manifest = None
-        if self.membership.left:
-            raise InvalidInput(self.membership.left)
+        if self.membership.removal_notice:
+            raise InvalidInput(self.membership.removal_notice)
         terms = self.membership.adopt()
         if terms is None:
             return False
@@ -227,12 +234,12 @@ class Rounds:
         node = self.node
         node.last_epoch = manifest.last_epoch
         node.member = terms.member
-        node.use(terms.algorithm)
-        self.work.capacity = terms.capacity
-        node.relink(terms.seats, manifest.epoch)
+        node.use_algorithm(terms.algorithm)
+        self.local_problem.capacity = terms.capacity
+        node.relink(terms.topology, manifest.epoch)
         self._publish()
-        told = f"version {manifest.version} with {len(manifest.clients)} clients"
-        self.reporter.journal.event("manifest", told)
+        text = f"version {manifest.version} with {len(manifest.clients)} clients"
+        self.reporter.journal.event("manifest", text)
         self.transport.loop.call_soon_threadsafe(
             self.transport.relink, *manifest.neighbours(self.name)
         )
@@ -257,10 +264,10 @@ class Rounds:
         self.reporter.report()
 
     def _drop_silent(self) -> None:
-        """Begin an epoch without neighbours that have been silent for too long, if that is wanted."""
+        """Begin an epoch without neighbours that are silent for longer than `drop_after`, if it is set."""
         limit = self.options.drop_after
         if limit is None:
             return
-        for name, seconds in self.reporter.silence().items():
-            if seconds > limit and self.node.drop(name, f"silent for {seconds:.0f} s"):
+        for name, seconds in self.reporter.silent_seconds().items():
+            if seconds > limit and self.node.drop_neighbour(name, f"silent for {seconds:.0f} s"):
                 self._publish()

@@ -1,83 +1,37 @@
-"""What people and programs see of a running peer: status.json, and its log of one JSON object per line."""
+"""The status of a running peer, written to status.json."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import logging
 import math
-import threading
-from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from spodgt.peer.host.files import OWNER_ONLY
-from spodgt.peer.host.interfaces import Host
-from spodgt.peer.host.text import json_values, printable
+from spodgt.peer.host.text import json_values
 from spodgt.peer.membership.manifest import RESETS
 from spodgt.peer.options import Options
+from spodgt.peer.process.journal import Journal
+from spodgt.peer.process.operator_warnings import (
+    SILENT_SECONDS,
+    OperatorWarning,
+    node_warnings,
+    silence_warnings,
+)
 from spodgt.peer.protocol.audit import local_error
 from spodgt.peer.protocol.client_state import State
-from spodgt.peer.protocol.epoch_limit import STEP
 from spodgt.peer.protocol.node import Node
 from spodgt.peer.protocol.outlier_detection import norm
+from spodgt.peer.protocol.running_sums import InLink, OutLink
 from spodgt.peer.storage.state_store import StoreFailed
-from spodgt.peer.transport.grpc_wire import system_host
+from spodgt.peer.transport.connection import Traffic
 from spodgt.peer.transport.links import Transport
 
 SUSPECT = 1e-9  # a local audit above this means broken memory or a bug: stop rather than spread it
-_QUIET = 5.0  # seconds between two entries of the same kind and neighbour
-FLAG_SECONDS = 3600.0  # after its last large message a neighbour is not named any more
-SILENT_SECONDS = 30.0  # a neighbour not heard for so long is named in the status
-_TEXT = 300  # characters of an event
+FLAG_SECONDS = 3600.0  # after its last outlier a neighbour is not named any more
 RUINED = 100.0  # times the first loss: the model is worse than that of no training
-_LOG_BYTES = 8_000_000  # then the log is moved to log.jsonl.1, and the one before it goes
-
-
-class Journal:
-    """The log in a file, counts of events by kind, and the most recent events."""
-
-    def __init__(self, path: Path, name: str, host: Host | None = None) -> None:
-        self.path = path
-        self.name = name
-        self.host = host or system_host()
-        self.told: dict[tuple[str, str], float] = {}
-        self.recent: deque[tuple[float, str, str]] = deque(maxlen=4)
-        self.counts: Counter[str] = Counter()
-        self.lock = threading.Lock()
-        self.logger = logging.getLogger(f"spodgt.peer.{name}")
-
-    def event(self, kind: str, text: str) -> None:
-        """Count an event, and log it unless one of the same kind and neighbour was logged just now."""
-        now = self.host.clock.monotonic()
-        text = printable(text[:_TEXT])
-        key = kind, text.partition(":")[0]
-        with self.lock:
-            self.counts[kind] += 1
-            if now - self.told.get(key, -math.inf) < _QUIET:
-                return
-            if len(self.told) > 1000:
-                self.told.clear()
-            self.told[key] = now
-            self.recent.append((self.host.clock.wall(), kind, text))
-        self.append({"event": kind, "text": text})
-        self.logger.info("%s: %s", kind, text)
-
-    def append(self, row: Mapping[str, object]) -> None:
-        """Write one line; a log that cannot be written, as on a full disk, ends nothing."""
-        body = {"time": self.host.clock.wall(), "client": self.name, **row}
-        line = json.dumps(json_values(body)) + "\n"
-        files = self.host.files
-        try:
-            with self.lock:
-                with contextlib.suppress(FileNotFoundError):
-                    if files.status(self.path).size > _LOG_BYTES:
-                        files.rename(self.path, self.path.with_name(self.path.name + ".1"))
-                files.append(self.path, line.encode())
-        except OSError:
-            self.logger.warning("log %s cannot be written", self.path)
 
 
 @dataclass
@@ -91,8 +45,8 @@ class Neighbour:
     messages: int
     bytes: int
     number: int
-    silent: float | None  # seconds since something was heard; None also for a link that is not used
-    distance: float | None  # between the neighbour's model and the own
+    silent: float | None  # seconds since the last frame; None also for a link that is not used
+    distance: float | None = None  # between the neighbour's model and the own
     mass: float | None = None  # the norm of what its last message brought
     flags: int = 0  # messages under this manifest that were far above their median
     version: str = ""  # of its program
@@ -107,7 +61,7 @@ class Status:
     k: int = 0
     epoch: int = 0
     version: int = 0
-    root: str = ""  # who leads, if the method has a root
+    root: str = ""  # the root client, if the method has one
     incarnation: int = 0
     gradients: int = 0
     seconds: float = 0.0
@@ -132,182 +86,234 @@ class Status:
         return body
 
 
-class Evaluates(Protocol):
+class Evaluator(Protocol):
     """Scores the model of a peer."""
 
     def evaluate(self, state: State) -> list[tuple[float, float]]:
-        """(loss, accuracy) of the model, and of its running mean where there is one."""
+        """(loss, accuracy) of the model, and of its running mean if there is one."""
         ...
 
 
 class Reporter:
-    """Keeps the status of one peer up to date, in its folder."""
+    """Keeps the status of one peer up to date, in its folder.
+
+    Args:
+        folder: Of the client.
+        node: The client.
+        evaluator: Scores its model.
+        transport: Its links.
+        journal: Its log.
+        options: Of the peer.
+    """
 
     def __init__(
         self,
         folder: Path,
         node: Node,
-        work: Evaluates,
+        evaluator: Evaluator,
         transport: Transport,
         journal: Journal,
         options: Options,
     ) -> None:
         self.path = folder / "status.json"
         self.node = node
-        self.work = work
+        self.evaluator = evaluator
         self.transport = transport
         self.journal = journal
         self.options = options
         self.clock = journal.host.clock
         self.status = Status(journal.name)
-        self.flags: dict[str, int] = {}  # large messages of each neighbour at the last look
+        self.flags: dict[str, int] = {}  # outliers of each neighbour at the last report
         self.flagged_at = -math.inf  # monotonic time at which there were more
-        self.first: tuple[float, float] | None = None  # the first loss, and the norm of its model
+        self.initial_loss: float | None = None  # the first finite one
+        self.initial_norm = math.nan  # of the model with this loss
         self.begun = self.clock.monotonic()
-        self.reported = -math.inf  # when last
+        self.reported = -math.inf  # monotonic time of the last report
         self.evaluated = -math.inf
+        self._warned_subjects: set[str] = set()  # of the warnings in the last report
 
     @property
     def due(self) -> bool:
         return self.clock.monotonic() - self.reported >= self.options.report_every
 
     def report(self, *, last: bool = False) -> None:
-        """Write the status; the last one is evaluated. Raises if the local audit is not zero to rounding."""
+        """Write the status.
+
+        Args:
+            last: Evaluate the model now.
+
+        Raises:
+            StoreFailed: The local audit is not zero to rounding.
+        """
         now = self.clock.monotonic()
-        status = self.status
-        state = self.node.state
-        evaluate = last or now - self.evaluated >= self.options.evaluate_every
-        if evaluate:
+        evaluates = last or now - self.evaluated >= self.options.evaluate_every
+        if evaluates:
             self._evaluate()
-            self._look_for_ruin()
+            self._flag_if_diverged()
             self.evaluated = now
-        if math.isfinite(self.reported) and not last:
-            status.rounds_per_second = (state.k - status.k) / max(now - self.reported, 1e-9)
         self._update_flags(now)
-        self.reported, status.seconds = now, now - self.begun
-        status.k, status.gradients = state.k, state.gradients
-        status.incarnation = self.node.incarnation.number
-        status.version, status.epoch = divmod(state.epoch, RESETS)
-        status.root = self.node.seats.root
-        status.has_ended = self.node.has_ended
-        status.audit = local_error(state)
-        status.neighbours = list(self._neighbours(now))
-        known = [n.distance for n in status.neighbours if n.distance is not None]
-        status.consensus = math.sqrt(sum(d * d for d in known) / len(known)) if known else math.nan
-        status.bad_gradients = self.node.bad_gradients
-        before, status.warnings = status.warnings, list(self._warnings())
-        for warning in status.warnings:
-            if warning.split()[0] not in {known.split()[0] for known in before}:
-                self.journal.event("warning", warning)
-        self._write(status.to_dict(self.clock.wall()), evaluate)
-        if not status.audit <= SUSPECT:  # so it is for NaN, too
+        if math.isfinite(self.reported) and not last:
+            rounds = self.node.state.k - self.status.k
+            self.status.rounds_per_second = rounds / max(now - self.reported, 1e-9)
+        self._update_status(now)
+        self._update_warnings()
+        self.reported = now
+        self._write(self.status.to_dict(self.clock.wall()), evaluates)
+        if not self.status.audit <= SUSPECT:  # also for NaN
             raise StoreFailed(
-                f"the local audit of {status.name} is {status.audit:.1e}, it must be zero to rounding; "
-                "nothing more is sent. Check this host's memory, remove the state directory and start again."
+                f"the local audit of {self.status.name} is {self.status.audit:.1e}, it must be zero to "
+                "rounding; nothing more is sent. Check this host's memory, remove the state directory "
+                "and start again."
             )
 
-    def _evaluate(self) -> None:
-        """Score the model, and its running mean beside it where there is one."""
+    def _update_status(self, now: float) -> None:
         status = self.status
-        rows = self.work.evaluate(self.node.state)
-        rows.append((math.nan, math.nan))  # where there is no mean
-        (status.loss, status.accuracy), (status.mean_loss, status.mean_accuracy), *_ = rows
+        node = self.node
+        state = node.state
+        status.seconds = now - self.begun
+        status.k = state.k
+        status.gradients = state.gradients
+        status.incarnation = node.incarnation.number
+        status.version, status.epoch = divmod(state.epoch, RESETS)
+        status.root = node.topology.root
+        status.has_ended = node.has_ended
+        status.audit = local_error(state)
+        status.bad_gradients = node.method_step.bad_gradients
+        status.neighbours = list(self._neighbours(now))
+        distances = [n.distance for n in status.neighbours if n.distance is not None]
+        status.consensus = math.nan
+        if distances:
+            mean_square = sum(distance * distance for distance in distances) / len(distances)
+            status.consensus = math.sqrt(mean_square)
+
+    def _update_warnings(self) -> None:
+        """Update the warnings, and log those about a new subject."""
+        warnings = list(self._warnings())
+        for warning in warnings:
+            if warning.subject not in self._warned_subjects:
+                self.journal.event("warning", warning.text)
+        self._warned_subjects = {warning.subject for warning in warnings}
+        self.status.warnings = [warning.text for warning in warnings]
+
+    def _warnings(self) -> Iterator[OperatorWarning]:
+        had_finite_loss = self.initial_loss is not None and self.node.state.k > 1
+        if had_finite_loss and not math.isfinite(self.status.loss):
+            yield OperatorWarning("loss", "loss is not finite: the model has diverged")
+        yield from node_warnings(self.node)
+        limit = min(SILENT_SECONDS, self.options.drop_after or math.inf)
+        yield from silence_warnings(self.node, self.silent_seconds(), limit)
+        if self.transport.is_full:
+            text = (
+                f"all {self.transport.max_connections} connections are in use: a neighbour that "
+                "restarts cannot connect; limit them in the firewall"
+            )
+            yield OperatorWarning("connections", text)
+        bad = self.status.bad_gradients
+        if bad:
+            text = f"gradients that were not finite, and not used: {bad}"
+            yield OperatorWarning("gradients", text)
+
+    def _evaluate(self) -> None:
+        """Score the model, and its running mean if there is one."""
+        status = self.status
+        scores = self.evaluator.evaluate(self.node.state)
+        status.loss, status.accuracy = scores[0]
+        status.mean_loss = math.nan
+        status.mean_accuracy = math.nan
+        if len(scores) > 1:
+            status.mean_loss, status.mean_accuracy = scores[1]
 
     def _update_flags(self, now: float) -> None:
         """Note when a neighbour was last flagged; flags end some time after the last one."""
-        norms = dict(self.node.norms)
-        flags = {name: each.flags for name, each in norms.items()}
+        detectors = dict(self.node.outliers.detectors)
+        flags = {name: detector.flags for name, detector in detectors.items()}
         if any(count > self.flags.get(name, 0) for name, count in flags.items()):
             self.flagged_at = now
         elif now - self.flagged_at >= FLAG_SECONDS:
-            for each in norms.values():
-                each.flags = 0
+            for detector in detectors.values():
+                detector.flags = 0
             flags = dict.fromkeys(flags, 0)
         self.flags = flags
 
-    def _look_for_ruin(self) -> None:
-        """Find the neighbour that has ruined the model, slowly or at once, if the loss says that one has."""
+    def _flag_if_diverged(self) -> None:
+        """Flag the neighbour that has ruined the model, if the loss is far above the first one."""
         loss = self.status.loss
-        if self.first is None:
+        if self.initial_loss is None:
             if math.isfinite(loss):
-                self.first = (loss, norm(self.node.state.method.x))
+                self.initial_loss = loss
+                self.initial_norm = norm(self.node.state.method.x)
             return
-        first_loss, length = self.first
-        if not loss - first_loss <= RUINED * max(abs(first_loss), 1e-9):
-            self.node.name_who_ruined(length)
+        if loss - self.initial_loss <= RUINED * max(abs(self.initial_loss), 1e-9):
+            return
+        flagged = self.node.outliers.flag_model_outlier(self.initial_norm)
+        if flagged is not None:
+            name, sentence = flagged
+            self.journal.event("suspicious", sentence, name)
 
     def _neighbours(self, now: float) -> Iterator[Neighbour]:
+        """Both directions of every link, out-links first."""
+        state = self.node.state
+        role = self.node.role
         # copies: a manifest may change the links in the other thread
-        state, out, into = self.node.state, dict(self.transport.out), dict(self.transport.into)
-        ends = [("to", n, link.number, out[n].traffic) for n, link in state.out.items() if n in out]
-        ends += [("from", n, link.number, into[n]) for n, link in state.into.items() if n in into]
-        part = self.node.part
-        for way, name, number, t in ends:
-            used = name in (
-                part.sends if way == "to" else part.hears
-            )  # another one has nothing to say
-            silent = now - t.heard if t.heard and used else None
-            counts = t.messages, t.bytes, number, silent
-            norms = self.node.norms.get(name) if way == "from" else None
-            distance, mass, flags = (
-                (norms.distance, norms.mass, norms.flags) if norms else (None, None, 0)
-            )
-            norm_columns = (distance, mass, flags)
-            has_ended = name in state.ended
-            yield Neighbour(name, way, t.state, t.why, *counts, *norm_columns, t.version, has_ended)
+        streams = dict(self.transport.out)
+        into = dict(self.transport.into)
+        for name, out_link in state.out.items():
+            if name in streams:
+                traffic = streams[name].traffic
+                neighbour = _neighbour(name, "to", out_link, traffic, now, name in role.used_out)
+                neighbour.has_ended = name in state.ended
+                yield neighbour
+        for name, in_link in state.into.items():
+            if name in into:
+                neighbour = _neighbour(name, "from", in_link, into[name], now, name in role.used_in)
+                neighbour.has_ended = name in state.ended
+                detector = self.node.outliers.detectors.get(name)
+                if detector is not None:
+                    neighbour.distance = detector.distance
+                    neighbour.mass = detector.mass
+                    neighbour.flags = detector.flags
+                yield neighbour
 
-    def silence(self) -> dict[str, float]:
-        """Seconds since each neighbour was heard on any link, or since the start.
+    def silent_seconds(self) -> dict[str, float]:
+        """Seconds since the last frame of each neighbour on any link, or since the start.
 
-        Those are left out whose links the method does not use, and those that have made all their rounds.
+        Neighbours whose links the method does not use, and those that have made all their rounds, are left
+        out.
         """
         now = self.clock.monotonic()
-        heard = dict.fromkeys(sorted(self.transport.into), self.begun)
+        last_received = dict.fromkeys(sorted(self.transport.into), self.begun)
         for name, traffic in self.transport.traffic():
-            heard[name] = max(heard.get(name, self.begun), traffic.heard)
-        asked = (self.node.part.sends | self.node.part.hears) - self.node.state.ended
-        return {name: now - at for name, at in heard.items() if name in asked}
-
-    def _warnings(self) -> Iterator[str]:
-        state, status = self.node.state, self.status
-        if state.k > 1 and self.first is not None and not math.isfinite(status.loss):
-            yield "loss is not finite: the model has diverged"
-        for name, norms in sorted(self.node.norms.items()):
-            if norms.flags:
-                yield f"{name} sent {norms.flags} large messages, the last {norms.far:.1g} times the median"
-        for name, count in self.node.epochs.ignored.most_common():
-            cure = f"if {name} begins them, remove it: spodgt peer remove {name}"
-            yield f"{name} is in epochs that are not followed, {count} so far: {cure}"
-        for name, ahead in sorted(self.node.epochs.ahead.items()):
-            if ahead > STEP:
-                cure = "any spodgt peer set or remove makes a manifest version and one common epoch"
-                yield f"{name} is {ahead} epochs ahead, {STEP} of them are followed at a time: {cure}"
-        for name, seconds in self.silence().items():
-            if seconds >= min(SILENT_SECONDS, self.options.drop_after or math.inf):
-                ends = state.out.get(name), state.into.get(name)
-                takes_part = any(end is not None and end.number for end in ends)
-                if name == status.root:
-                    what = "it is the root: no model moves until it returns or the manifest names another"
-                    what += f": spodgt peer set --root {status.name}, or spodgt peer remove {name}"
-                elif status.root and self.node.part.into.get(name):
-                    what = "models come through it: none comes until it returns or is removed"
-                elif takes_part:
-                    what = "models are biased until it returns or is removed"
-                else:
-                    what = "this epoch goes on without it until it returns"
-                yield f"{name} silent for {seconds:.0f} s: {what}"
-        if self.transport.is_full:
-            held = f"all {self.transport.most_connections} connections are in use"
-            yield f"{held}: a neighbour that restarts cannot connect; limit them in the firewall"
-        if status.bad_gradients:
-            yield f"gradients that were not finite, and not used: {status.bad_gradients}"
+            before = last_received.get(name, self.begun)
+            last_received[name] = max(before, traffic.last_received)
+        role = self.node.role
+        expected = (role.used_out | role.used_in) - self.node.state.ended
+        return {name: now - time for name, time in last_received.items() if name in expected}
 
     def _write(self, body: dict[str, object], evaluated: bool) -> None:
         text = json.dumps(body).encode()
         try:
             self.journal.host.files.replace(self.path, text, mode=OWNER_ONLY)
-        except OSError as error:  # what is only shown must not end what is done
+        except OSError as error:  # training continues without a status file
             self.journal.event("status", f"{self.path} cannot be written: {error.strerror}")
         if evaluated:
             del body["neighbours"]
             self.journal.append({"event": "status", **body})
+
+
+def _neighbour(
+    name: str, way: str, link: OutLink | InLink, traffic: Traffic, now: float, is_used: bool
+) -> Neighbour:
+    silent = None
+    if traffic.last_received and is_used:
+        silent = now - traffic.last_received
+    return Neighbour(
+        name,
+        way,
+        traffic.state,
+        traffic.why,
+        traffic.messages,
+        traffic.bytes,
+        link.number,
+        silent,
+        version=traffic.version,
+    )

@@ -1,8 +1,8 @@
-"""Whether all mass is there, from states alone, of one client or of all.
+"""Audit of the conservation of mass, from the states of one client or of all.
 
     Σ y + Σ_links (in flight) = Σ g
 
-What is in flight on a link is the sender's total less what the receiver has taken of it.
+The mass in flight on a link is the sender's total less the part that the receiver has applied.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from spodgt.peer.protocol.running_sums import InLink, OutLink
 
 @dataclass(frozen=True)
 class Audit:
-    """How far the mass is from complete, relative to the largest numbers in the sum."""
+    """The error of the conservation law, relative to the largest numbers in the sum."""
 
     error: float | None  # None while not all clients are in one epoch
     local: dict[str, float]  # L of each client, relative
@@ -29,7 +29,7 @@ class Audit:
     problems: list[str] = field(default_factory=list)
 
     def passed(self, limit: float) -> bool:
-        """Whether all clients were there, in one epoch, and nothing is missing; NaN never passes."""
+        """Whether all clients were given, in one epoch, and no mass is missing; NaN never passes."""
         numbers = [math.nan if self.error is None else self.error, *self.local.values()]
         return not self.problems and all(number <= limit for number in numbers)
 
@@ -56,32 +56,42 @@ def audit(states: Mapping[str, State]) -> Audit:
     local = {name: local_error(state) for name, state in states.items()}
     epochs = {name: state.epoch for name, state in states.items()}
     if len(set(epochs.values())) > 1:
-        late = ", ".join(name for name, epoch in epochs.items() if epoch < max(epochs.values()))
-        return Audit(
-            None, local, epochs, problems=[f"not all clients have reached the newest epoch: {late}"]
-        )
+        newest = max(epochs.values())
+        late = ", ".join(name for name, epoch in epochs.items() if epoch < newest)
+        problem = f"not all clients have reached the newest epoch: {late}"
+        return Audit(None, local, epochs, problems=[problem])
     problems: list[str] = []
     total = sum(state.method.y[0] - state.method.g[0].double() for state in states.values())
-    flying = 0.0
+    largest_in_flight = 0.0
     for name, state in states.items():
-        for sender, link in state.into.items():
-            if sender not in states and link.number:
-                problems.append(f"link {sender} → {name}: no state of {sender} was given")
-        for target, out in state.out.items():
-            if target in states:
-                sent, problem = in_flight(out, states[target].into.get(name))
-                problems += [f"link {name} → {target}: {problem}"] if problem else []
-                flying = max(flying, _largest(sent))
-                total = total + sent
-            elif out.number:  # else nobody there has taken part in this epoch
-                problems.append(f"link {name} → {target}: no state of {target} was given")
-    largest = torch.tensor([*map(scale, states.values())], dtype=torch.float64).max()
-    error = _largest(total) / float(largest)
-    return Audit(error, local, epochs, flying, problems)
+        problems += _unknown_neighbours(name, state, states)
+        for receiver, link in state.out.items():
+            if receiver not in states:
+                continue
+            sent, problem = in_flight(link, states[receiver].into.get(name))
+            if problem:
+                problems.append(f"link {name} → {receiver}: {problem}")
+            largest_in_flight = max(largest_in_flight, _largest(sent))
+            total = total + sent
+    scales = torch.tensor([scale(state) for state in states.values()], dtype=torch.float64)
+    largest = float(scales.max())  # NaN if one of them is
+    return Audit(_largest(total) / largest, local, epochs, largest_in_flight, problems)
+
+
+def _unknown_neighbours(name: str, state: State, states: Mapping[str, State]) -> list[str]:
+    """Links that were used in this epoch with clients whose state was not given."""
+    problems = []
+    for sender, in_link in state.into.items():
+        if sender not in states and in_link.number:
+            problems.append(f"link {sender} → {name}: no state of {sender} was given")
+    for receiver, out_link in state.out.items():
+        if receiver not in states and out_link.number:
+            problems.append(f"link {name} → {receiver}: no state of {receiver} was given")
+    return problems
 
 
 def in_flight(out: OutLink, into: InLink | None) -> tuple[Tensor, str]:
-    """What the receiver has not taken yet, float64, and what is wrong if the ends do not match."""
+    """Mass that the receiver has not applied, float64, and what is wrong if the ends do not match."""
     sent = out.total.double()
     if into is None:
         return sent, "the receiver does not know it" if out.number else ""

@@ -13,15 +13,15 @@ from spodgt.algorithms.base import Algorithm, TrackingState
 from spodgt.algorithms.base import State as MethodState
 from spodgt.algorithms.deprecated import OldRoundNames
 from spodgt.errors import Incompatible
-from spodgt.peer.protocol.epoch_topology import Part
-from spodgt.peer.protocol.running_sums import BOUND, Incarnation, InLink, OutLink
+from spodgt.peer.protocol.epoch_topology import EpochRole
+from spodgt.peer.protocol.running_sums import MAX_NUMBER, Incarnation, InLink, OutLink
 from spodgt.tensors import is_finite
 
 Gradient = Callable[[Tensor, int], Tensor]  # (x as (1, columns) float32, round) -> (1, n) gradient
 
 
 class State(NamedTuple):
-    """Everything that a crash must not tear apart: it is written in one commit."""
+    """The state that is written in one commit."""
 
     k: int
     epoch: int
@@ -31,36 +31,34 @@ class State(NamedTuple):
     into: dict[str, InLink]
     gradients: int = 0  # computed so far
     more: Mapping[str, Tensor] = {}  # (1, …): what the method's state has besides, such as momentum
-    private: Tensor = torch.empty(
-        1, 0
-    )  # (1, columns) float32: parameters that never leave this client
-    heard_at: int = 0  # the round in which a neighbour's message was last taken
-    is_outdated: bool = (
-        False  # a root whose disk was set back: it takes a neighbour's model before it leads
-    )
+    # (1, columns) float32: parameters that never leave this client
+    private: Tensor = torch.empty(1, 0)
+    last_received_round: int = 0  # of the last message with new mass
+    # a root whose disk was set back: it adopts a neighbour's model before it sends its own
+    is_outdated: bool = False
     ended: frozenset[str] = frozenset()  # neighbours that have made all their rounds
 
 
 class Member(NamedTuple):
-    """What a client is in its run."""
+    """The place of a client in its run."""
 
     client_index: int = 0  # its number
-    clients: int = 1  # how many clients the run has
+    clients: int = 1  # number of clients in the run
     p: float = 1.0  # the probability that it computes in a round
-    step_weight: float = 1.0  # its part of the step; only the root's is not 0 where there is one
+    step_weight: float = 1.0  # of its gradient; with a root, that of all other clients is 0
 
 
-class News(NamedTuple):
-    """What a new message brings."""
+class Received(NamedTuple):
+    """Model and mass of a new message."""
 
     x: Tensor  # (n,) the sender's model
     mass: Tensor  # (n,) float64, to add to y
-    half: Tensor | None = None  # (n,): the sender's model is known up to this much; None: exactly
+    half_width: Tensor | None = None  # (n,): the model is within this distance; None: it is exact
     middle: Tensor = torch.empty(0)  # (n,): the middle of what the sender's model may be
 
 
 class NotFinite(Exception):
-    """The gradient holds NaN or infinite numbers; nothing was made of it."""
+    """The gradient holds NaN or infinite numbers; it was not used."""
 
 
 @dataclass(eq=False)
@@ -92,9 +90,10 @@ class PeerRound(OldRoundNames):
     def grad(self, x: Tensor) -> Tensor:
         if not self.active_client:
             return torch.zeros_like(x, dtype=torch.float32)
-        n, wide = x.shape[1], torch.cat((x.float(), self.private), 1)
-        # rounded here and not when it is stored: the tracker must hold what the disk holds
-        g, private = self.gradient(wide, self.k).float(), wide[:, n:].clone()
+        wide = torch.cat((x.float(), self.private), 1)
+        # rounded here and not when it is stored: the tracker must contain the gradient on the disk
+        g = self.gradient(wide, self.k).float()
+        private = wide[:, x.shape[1] :].clone()
         if not (is_finite(g) and is_finite(private)):
             raise NotFinite
         self.private = private
@@ -107,6 +106,11 @@ class PeerRound(OldRoundNames):
         return pulled
 
     def push(self, y: Tensor) -> Tensor:
+        """The identity: a peer's mass leaves *after* the step, in `Node.put_on_links`.
+
+        Mass that arrived was added to y before the step. Were mass to leave the old y here, mass that arrives
+        in this round would move no model before it leaves again; see the class.
+        """
         if self.pushed:
             raise Incompatible(
                 "a peer's links carry one tracker, the method pushes two; use spod-gt-memory."
@@ -132,61 +136,63 @@ class PeerRound(OldRoundNames):
         raise Incompatible("peers have no server, but the method needs one; use spod-gt-memory.")
 
 
-def begin(
+def initial_state(
     algorithm: Algorithm[TrackingState],
     gradient: Gradient,
     x: Tensor,
     computes: bool,
-    part: Part,
+    role: EpochRole,
     *,
     epoch: int = 0,
     member: Member = Member(),  # noqa: B008
     private: Tensor = State._field_defaults["private"],
 ) -> State:
     """The state after round 0, in which a client only computes."""
-    n = x.shape[-1]
-    start, private = x.reshape(1, n).float(), private.reshape(1, -1).float()
-    round = PeerRound(0, computes, member, gradient, private, {}, {})
+    start = x.reshape(1, -1).float()
+    private = private.reshape(1, -1).float()
     with torch.no_grad():
         try:
+            round = PeerRound(0, computes, member, gradient, private, {}, {})
             first = algorithm.init(start, round)
         except NotFinite:
-            round = PeerRound(0, computes := False, member, gradient, private, {}, {})
+            computes = False
+            round = PeerRound(0, computes, member, gradient, private, {}, {})
             first = algorithm.init(start, round)
-    z = torch.zeros(1, n, dtype=torch.float64)
-    method, more = narrow(first)
-    begun = State(1, epoch, method, z, {}, {}, int(computes), more, round.private)
-    return fresh(begun, epoch, part)
+    z = torch.zeros(start.shape, dtype=torch.float64)
+    method, more = to_tracking_state(first)
+    state = State(1, epoch, method, z, {}, {}, int(computes), more, round.private)
+    return epoch_start_state(state, epoch, role)
 
 
-def narrow(state: MethodState) -> tuple[TrackingState, dict[str, Tensor]]:
-    """A method's own state as x, y, g, in float32 but for the tracker, and what it has besides."""
+def to_tracking_state(state: MethodState) -> tuple[TrackingState, dict[str, Tensor]]:
+    """Split a method's own state into x, y, g (float32, the tracker float64) and its other fields."""
     named = dict(zip(state._fields, state, strict=True))
     x, y, g = (named.pop(key) for key in TrackingState._fields)
-    rounded, y = g.float(), y.double()
-    if g.dtype != rounded.dtype:  # the tracker must hold what the disk holds
+    rounded = g.float()
+    y = y.double()
+    if g.dtype != rounded.dtype:  # the tracker must contain the gradient on the disk
         y = y + (rounded.double() - g)
     return TrackingState(x.float(), y, rounded), named
 
 
-def widen(
+def to_method_state(
     kind: type[TrackingState], method: TrackingState, more: Mapping[str, Tensor]
 ) -> TrackingState:
-    """The inverse of `narrow`: the state as the type that the method steps."""
+    """The inverse of `to_tracking_state`: the state in the type of the method."""
     named = {**method._asdict(), **more}
     return kind(**{key: named[key] for key in kind._fields})
 
 
-def fresh(state: State, epoch: int, part: Part) -> State:
+def epoch_start_state(state: State, epoch: int, role: EpochRole) -> State:
     """The state with which `epoch` begins: the tracker is the own gradient, the links are empty."""
     zero = torch.zeros(state.z.shape[1])
-    outs = {name: OutLink(b, zero) for name, b in part.out.items()}
-    ins = {name: InLink(a, zero) for name, a in part.into.items()}
+    outs = {name: OutLink(b, zero) for name, b in role.out.items()}
+    ins = {name: InLink(a, zero) for name, a in role.into.items()}
     return state._replace(
         epoch=epoch,
         method=state.method._replace(y=state.method.g.double()),
         z=torch.zeros_like(state.z),
-        # incarnations stay known: they tell a second process of the same name from the first
+        # incarnations are kept: they distinguish a second process of the same name from the first
         out={
             name: replace(link, seen=state.out.get(name, link).seen) for name, link in outs.items()
         },
@@ -196,14 +202,16 @@ def fresh(state: State, epoch: int, part: Part) -> State:
     )
 
 
-def restored(state: State, x: Tensor) -> State:
-    """The state with which an epoch begins from the model `x` (n,), and nothing else of what was there."""
+def state_with_model(state: State, x: Tensor) -> State:
+    """The state with which an epoch begins from the model `x`, (n,), alone."""
     zero = torch.zeros_like(state.z)
     method = TrackingState(x[None].float(), zero, zero.float())
     out = {name: link.weight for name, link in state.out.items()}
     into = {name: link.weight for name, link in state.into.items()}
-    part = Part(out, into, frozenset(out), frozenset(into))
-    return fresh(state._replace(method=method, more={}, is_outdated=False), state.epoch + 1, part)
+    role = EpochRole(out, into, frozenset(out), frozenset(into))
+    return epoch_start_state(
+        state._replace(method=method, more={}, is_outdated=False), state.epoch + 1, role
+    )
 
 
 def vectors_of(state: State) -> dict[str, Tensor]:
@@ -222,7 +230,7 @@ def meta_of(state: State, own: Incarnation) -> dict[str, object]:
         "k": state.k,
         "epoch": state.epoch,
         "gradients": state.gradients,
-        "heard_at": state.heard_at,
+        "heard_at": state.last_received_round,
         "more": list(state.more),
         "outdated": state.is_outdated,
         "ended": sorted(state.ended),
@@ -233,35 +241,43 @@ def meta_of(state: State, own: Incarnation) -> dict[str, object]:
 
 
 def state_from(vectors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> State:
-    """The inverse of `vectors_of` and `meta_of`; `ValueError` for numbers that no client can have reached."""
+    """The inverse of `vectors_of` and `meta_of`.
+
+    Raises:
+        ValueError: A counter has a value that no client can have reached.
+    """
     method = TrackingState(vectors["x"][None], vectors["y"][None], vectors["g"][None])
-    out = {
-        name: OutLink(b, vectors[f"out:{name}"], number, base, acked, Incarnation(*seen))
-        for name, (b, number, base, acked, *seen) in meta["out"].items()
-    }
-    into = {
-        name: InLink(a, vectors[f"in:{name}"], number, base, Incarnation(*seen))
-        for name, (a, number, base, *seen) in meta["in"].items()
-    }
-    heard_at = meta.get("heard_at", meta["k"])  # a state of before this was kept
-    numbers = [meta["k"], meta["epoch"], meta["gradients"], meta["incarnation"], heard_at]
-    ends: list[OutLink | InLink] = [*out.values(), *into.values()]
-    numbers += [number for end in ends for number in (end.number, end.base, end.seen.number)]
-    if not all(isinstance(number, int) and 0 <= number < BOUND for number in numbers):
-        raise ValueError(f"its numbers {numbers} are not between 0 and 2^62")
-    more = {name: vectors[f"more:{name}"][None] for name in meta.get("more", ())}
-    private = vectors["private"][None] if "private" in vectors else torch.empty(1, 0)
-    return State(
-        meta["k"],
-        meta["epoch"],
-        method,
-        vectors["z"][None],
-        out,
-        into,
-        meta["gradients"],
-        more,
-        private,
-        heard_at,
-        bool(meta.get("outdated", False)),  # release 0.2.0 did not keep these
-        frozenset(meta.get("ended", ())),
+    out = {}
+    for name, (weight, number, base, acked, *seen) in meta["out"].items():
+        total = vectors[f"out:{name}"]
+        out[name] = OutLink(weight, total, number, base, acked, Incarnation(*seen))
+    into = {}
+    for name, (weight, number, base, *seen) in meta["in"].items():
+        into[name] = InLink(weight, vectors[f"in:{name}"], number, base, Incarnation(*seen))
+    state = State(
+        k=meta["k"],
+        epoch=meta["epoch"],
+        method=method,
+        z=vectors["z"][None],
+        out=out,
+        into=into,
+        gradients=meta["gradients"],
+        more={name: vectors[f"more:{name}"][None] for name in meta.get("more", ())},
+        private=vectors["private"][None] if "private" in vectors else torch.empty(1, 0),
+        # release 0.2.0 did not keep these
+        last_received_round=meta.get("heard_at", meta["k"]),
+        is_outdated=bool(meta.get("outdated", False)),
+        ended=frozenset(meta.get("ended", ())),
     )
+    _check_counters(state, meta["incarnation"])
+    return state
+
+
+def _check_counters(state: State, incarnation: object) -> None:
+    counters = [state.k, state.epoch, state.gradients, incarnation, state.last_received_round]
+    ends: list[OutLink | InLink] = [*state.out.values(), *state.into.values()]
+    for end in ends:
+        counters += [end.number, end.base, end.seen.number]
+    for counter in counters:
+        if not isinstance(counter, int) or not 0 <= counter < MAX_NUMBER:
+            raise ValueError(f"its numbers {counters} are not between 0 and 2^62")

@@ -1,7 +1,7 @@
-"""What a client does in the epochs of one manifest: the weights of its links and, with a root, its trees.
+"""The topology of the epochs of one manifest: the weights of links and, with a root, two spanning trees.
 
 Without a root every client does the same. With one, gradients go up a tree to the root, and models come down
-another. The prices 1/p̂ of links and the root are in the signed manifest, so every client computes the same
+another. The costs 1/p̂ of links and the root are in the signed manifest, so every client computes the same
 trees. Nothing that a member sends changes the root or the trees: that takes another version of the manifest.
 """
 
@@ -20,18 +20,18 @@ from spodgt.peer.protocol.running_sums import NO_ROOT
 from spodgt.types import Floats
 
 
-class Part(NamedTuple):
-    """One client's part in an epoch; links by the neighbour's name."""
+class EpochRole(NamedTuple):
+    """The links that one client uses in an epoch, by the neighbour's name."""
 
     out: Mapping[str, float]  # b of every out-link, 0 where it carries no mass
-    into: Mapping[str, float]  # a of every in-link, 0 where its models are not taken
-    sends: frozenset[str]  # the out-links in use
-    hears: frozenset[str]  # the in-links in use
-    step_weight: float = 1.0  # its part of the step
+    into: Mapping[str, float]  # a of every in-link, 0 if its models are not used
+    used_out: frozenset[str]  # the out-links in use
+    used_in: frozenset[str]  # the in-links in use
+    step_weight: float = 1.0  # of its gradient
 
 
 @dataclass(frozen=True, eq=False)
-class Seats:
+class EpochTopology:
     """The network as one client sees it, under one manifest.
 
     Args:
@@ -43,43 +43,43 @@ class Seats:
     """
 
     name: str
-    places: Mapping[str, int]
+    client_indices: Mapping[str, int]
     network: Network
-    prices: Floats | None = None
-    given_root: str = ""
+    link_costs: Floats | None = None
+    manifest_root: str = ""
 
     @cached_property
     def root(self) -> str:
         """The name of the root; "" if the method has none."""
-        if self.prices is None:
+        if self.link_costs is None:
             return ""
-        if self.given_root in self.places:
-            return self.given_root
-        everybody = np.ones(len(self.places), bool)
-        trees = cheapest_trees(self.network, self.prices, everybody)
-        return list(self.places)[trees.root]
+        if self.manifest_root in self.client_indices:
+            return self.manifest_root
+        everybody = np.ones(len(self.client_indices), bool)
+        trees = cheapest_trees(self.network, self.link_costs, everybody)
+        return list(self.client_indices)[trees.root]
 
     @property
-    def root_place(self) -> int:
-        """The place of the root, which every frame repeats; NO_ROOT if the method has none."""
-        return self.places[self.root] if self.root else NO_ROOT
+    def root_index(self) -> int:
+        """The number of the root client, which every frame repeats; NO_ROOT if the method has none."""
+        return self.client_indices[self.root] if self.root else NO_ROOT
 
     @cached_property
-    def part(self) -> Part:
-        """What the client does in every epoch of the manifest."""
+    def role(self) -> EpochRole:
+        """The client's links in every epoch of the manifest."""
         network = self.network
-        if self.prices is None:
+        if self.link_costs is None:
             a = network.a
             b = network.b
             used = np.ones(network.links, bool)
             step_weight = 1.0
         else:
-            trees = self._trees(self.prices)
+            trees = self._trees(self.link_costs)
             a = trees.down.astype(float)
             b = trees.up.astype(float)
             used = trees.up | trees.down
             step_weight = 1 / int(trees.members.sum()) if self.root == self.name else 0.0
-        names = list(self.places)
+        names = list(self.client_indices)
         out = {}
         into = {}
         for link, (receiver, sender) in enumerate(
@@ -89,7 +89,7 @@ class Seats:
                 out[link] = names[receiver]
             elif names[receiver] == self.name:
                 into[link] = names[sender]
-        return Part(
+        return EpochRole(
             {name: float(b[link]) for link, name in out.items()},
             {name: float(a[link]) for link, name in into.items()},
             frozenset(name for link, name in out.items() if used[link]),
@@ -97,8 +97,8 @@ class Seats:
             step_weight,
         )
 
-    def _trees(self, prices: Floats) -> SpanningTrees:
-        leaders = np.array([name == self.root for name in self.places])
+    def _trees(self, link_costs: Floats) -> SpanningTrees:
+        leaders = np.array([name == self.root for name in self.client_indices])
         return cheapest_trees(
-            self.network, prices, np.ones(len(leaders), bool), eligible_roots=leaders
+            self.network, link_costs, np.ones(len(leaders), bool), eligible_roots=leaders
         )

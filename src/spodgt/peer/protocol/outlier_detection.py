@@ -1,4 +1,8 @@
-"""How large what a neighbour sends is, against what it usually sends: who it was that ruined a model."""
+"""Outlier detection on message norms, per in-link.
+
+A neighbour that sends much larger numbers than it did is flagged, so that an operator learns which client has
+ruined the models. Numbers that are already large, but not unusual, are found by the growth of the own model.
+"""
 
 from __future__ import annotations
 
@@ -10,69 +14,80 @@ from statistics import median
 import torch
 from torch import Tensor
 
-_KEPT = 64  # messages that the median is taken of
-_KNOWN = 16  # messages before anything can be called unusual
-FAR = 100.0  # times the median
+_WINDOW = 64  # messages that the median is taken of
+_MIN_MESSAGES = 16  # before the median is used
+FAR = 100.0  # an outlier is this many times as large as the median
 _SMALL = 0.1  # of the own gradient or model
 SILENT_ROUNDS = 50  # own rounds without a message after which earlier norms are no measure
 
 
 @dataclass
-class Norms:
+class OutlierDetector:
     """Norms of the mass and of the distance X - x of one in-link's messages."""
 
     mass: float = math.nan  # of the last message
     distance: float = math.nan
-    far: float = 0.0  # the last that was far above its median, in medians
-    flags: int = 0  # how many were
-    largest_own: dict[str, float] = field(
-        default_factory=dict
-    )  # norms of the own gradient and model
+    far: float = 0.0  # size of the last outlier, as a multiple of the median
+    flags: int = 0  # number of outliers
+    growth: float = 0.0  # by how much this neighbour's models have lengthened the own one
     last_round: int | None = None  # the own round of the last message
-    pull: float = 0.0  # by how much this neighbour's models have lengthened the own one
-    largest: dict[str, float] = field(
-        default_factory=dict
-    )  # norms of this epoch that were not unusual
-    largest_before: dict[str, float] = field(default_factory=dict)  # the same of earlier epochs
-    seen: dict[str, deque[float]] = field(
-        default_factory=lambda: defaultdict(lambda: deque(maxlen=_KEPT))
+    largest_own: dict[str, float] = field(default_factory=dict)  # norms of the own g and x
+    largest: dict[str, float] = field(default_factory=dict)  # in this epoch, without outliers
+    largest_before: dict[str, float] = field(default_factory=dict)  # in earlier epochs
+    recent: dict[str, deque[float]] = field(
+        default_factory=lambda: defaultdict(lambda: deque(maxlen=_WINDOW))
     )
 
-    def note(self, mass: float, distance: float, own: tuple[float, float]) -> list[str]:
-        """Take the norms of a message; returns a sentence for each that is far above its running median.
+    def check(self, mass: float, distance: float, own: tuple[float, float]) -> list[str]:
+        """Record the norms of a message.
 
-        `own` are the norms of the client's gradient and model: what is small against these harms nobody.
+        Args:
+            mass: Norm of the mass that the message brought.
+            distance: Norm of X - x.
+            own: Norms of the client's gradient and model; what is small against these is harmless.
+
+        Returns:
+            One sentence for each norm that is far above its running median.
         """
-        self.mass, self.distance = mass, distance
+        self.mass = mass
+        self.distance = distance
         sentences = []
-        for what, value, size in zip(("mass", "model"), (mass, distance), own, strict=True):
-            past = self.seen[what]
-            self.largest_own[what] = max(size, self.largest_own.get(what, 0.0))
-            if len(past) >= _KNOWN:
-                usual = self._usual(what, size)
+        for quantity, value, own_size in zip(("mass", "model"), (mass, distance), own, strict=True):
+            usual = self._usual(quantity, own_size)
+            if value > max(FAR * usual, _SMALL * own_size):
+                self.far = value / usual
+                self.flags += 1
+                subject = "its norm" if quantity == "mass" else "its distance from ours"
+                size = f"{value:.2g}, {self.far:.1g} times the median"
+                sentences.append(f"{quantity}: {subject} is {size}")
             else:
-                usual = self._usual_at_first(what, size)
-            if value > max(FAR * usual, _SMALL * size):
-                self.far, self.flags = value / usual, self.flags + 1
-                how = "its norm" if what == "mass" else "its distance from ours"
-                sentences.append(f"{what}: {how} is {value:.2g}, {self.far:.1g} times the median")
-            else:
-                self.largest[what] = max(value, self.largest.get(what, 0.0))
-            past.append(value)
+                self.largest[quantity] = max(value, self.largest.get(quantity, 0.0))
+            self.recent[quantity].append(value)
         return sentences
 
-    def _usual(self, what: str, own: float) -> float:
-        """The median of the past norms that are not negligible.
+    def _usual(self, quantity: str, own: float) -> float:
+        self.largest_own[quantity] = max(own, self.largest_own.get(quantity, 0.0))
+        if len(self.recent[quantity]) < _MIN_MESSAGES:
+            return self._usual_at_first(quantity, own)
+        return self._running_median(quantity, own)
+
+    def _running_median(self, quantity: str, own: float) -> float:
+        """The median of the recent norms that are not negligible.
 
         A link may carry nothing for long, and models may agree to rounding: the median of all norms is then
         zero or nearly so, and any ordinary message is far above it. Where all are negligible, a tenth of the
         own largest norm takes the place of the median, so that only what is huge is unusual.
         """
         negligible = _SMALL / FAR * own
-        norms = [value for value in self.seen[what] if value > negligible]
+        norms = [value for value in self.recent[quantity] if value > negligible]
         if norms:
             return median(norms)
-        return _SMALL * self.largest_own[what] or math.inf
+        return _SMALL * self.largest_own[quantity] or math.inf
+
+    def _usual_at_first(self, quantity: str, own: float) -> float:
+        """Replaces the median in the first messages of an epoch; infinite in the first epoch."""
+        before = self.largest_before.get(quantity, 0.0)
+        return max(before, own) if before else math.inf
 
     def note_round(self, k: int) -> None:
         """Note that a message was received in the own round k.
@@ -86,15 +101,49 @@ class Norms:
 
     def begin_epoch(self) -> None:
         """Forget the running medians: the numbers of an epoch begin large, but not larger than ever."""
-        for what, value in self.largest.items():
-            self.largest_before[what] = max(value, self.largest_before.get(what, 0.0))
+        for quantity, value in self.largest.items():
+            self.largest_before[quantity] = max(value, self.largest_before.get(quantity, 0.0))
         self.largest = {}
-        self.seen.clear()
+        self.recent.clear()
 
-    def _usual_at_first(self, what: str, own: float) -> float:
-        """What takes the place of the median in the first messages of an epoch; none in the first epoch."""
-        before = self.largest_before.get(what, 0.0)
-        return max(before, own) if before else math.inf
+
+class LinkOutliers:
+    """The detectors of all in-links, and the growth of the own model."""
+
+    def __init__(self) -> None:
+        self.detectors: dict[str, OutlierDetector] = {}  # by in-link
+        self.own_growth = 0.0  # by how much the own steps have lengthened the model
+
+    @property
+    def neighbour_growth(self) -> float:
+        """By how much the models of all neighbours have lengthened the own one."""
+        return sum(detector.growth for detector in self.detectors.values())
+
+    def detector(self, name: str) -> OutlierDetector:
+        """The detector of an in-link."""
+        return self.detectors.setdefault(name, OutlierDetector())
+
+    def begin_epoch(self) -> None:
+        for detector in self.detectors.values():
+            detector.begin_epoch()
+
+    def flag_model_outlier(self, length: float) -> tuple[str, str] | None:
+        """Flag the neighbour whose models have moved the own one away since its norm was `length`.
+
+        Returns:
+            The neighbour and a sentence; None if none is flagged anew, or if the model was moved by the own
+            steps: then the step size may be too large.
+        """
+        if not self.detectors:
+            return None
+        name = max(self.detectors, key=lambda name: self.detectors[name].growth)
+        detector = self.detectors[name]
+        if detector.flags or not detector.growth > max(FAR * length, self.own_growth):
+            return None
+        detector.flags = 1
+        detector.far = detector.growth / max(length, 1e-300)
+        moved = f"it has moved our model by {detector.growth:.2g}, which had the norm {length:.2g}"
+        return name, f"model: {moved}, and the loss is ruined"
 
 
 def norm(vector: Tensor) -> float:
@@ -102,7 +151,7 @@ def norm(vector: Tensor) -> float:
     return float(torch.linalg.vector_norm(vector, dtype=torch.float64))
 
 
-def outward(step: Tensor, x: Tensor) -> float:
+def growth(step: Tensor, x: Tensor) -> float:
     """By how much a small step lengthens the vector x; the length of the step if x is zero."""
     length = norm(x)
     if not length:

@@ -1,7 +1,8 @@
 """Running sums with acknowledged rebase: the rules of one directed link, without sockets or clock.
 
-A sender never sends mass, it sends the *total* it has ever put on the link since a base. The receiver
-adds what the newest total exceeds the last one by, so drops, duplicates and reordering change nothing:
+A message holds no increment but the *total* mass that the sender has put on the link since a base. The
+receiver adds the difference to the last total that it has, so loss, duplicates and reordering of messages
+change nothing:
 
     sender      new = fl32(σ + b y);  y ← y - (new - σ);  σ ← new;  number + 1
     receiver    number > last:  y ← y + (Σ - ρ);  ρ ← Σ
@@ -10,15 +11,18 @@ adds what the newest total exceeds the last one by, so drops, duplicates and reo
 What is subtracted from y is exactly what entered the rounded σ, so float32 links lose nothing.
 Every rule keeps L = y - g - Σρ + Σσ - z = 0 at each client (z takes what a rebase folds away).
 
-An `Incarnation` identifies one run of a client's process. Two rules tell a client that its disk was set
-back to an older state; late and replayed frames cannot trigger them: a neighbour acknowledges more than was
-sent, or holds an acknowledgement that the client does not remember. The repair is an epoch reset: y = g, all
+An `Incarnation` identifies one run of a client's process. Two rules detect that the disk of a client was set
+back to an older state, and late or replayed frames cannot trigger them: a neighbour acknowledges more than
+was sent, or holds an acknowledgement that the client has not sent. The repair is an epoch reset: y = g, all
 links zero.
+
+Functions return what a frame means; `Refused` is raised for frames that an honest peer does not send.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import NamedTuple
 
 import torch
@@ -27,9 +31,11 @@ from torch import Tensor
 from spodgt.algorithms.compose.codecs import Int8Codec
 from spodgt.tensors import is_finite
 
-BOUND = 2**62  # of every number: it must fit into a frame, also after many steps
-LARGEST = 1e30  # of a number in a message: sums of some of these still fit into float32
-JUMP = 2**20  # restarts or epochs that may have passed unseen; a frame that claims more is a lie
+MAX_NUMBER = 2**62  # of every counter: it must fit into a frame, also after many increments
+MAX_ABS = 1e30  # of a number in a message: sums of some of these still fit into float32
+MAX_JUMP = (
+    2**20
+)  # restarts or epochs that may have passed unseen; a frame that claims more is a lie
 
 
 class Incarnation(NamedTuple):
@@ -50,42 +56,42 @@ NO_ROOT = -1  # the place of the root of a method that has none
 
 
 class Message(NamedTuple):
-    """What a sender sends on a link: its model and the total of mass since `base`."""
+    """The frame from the sender of a link: its model and the total of mass since `base`."""
 
     epoch: int
     number: int
     base: int
     acked: int  # the highest acknowledgement the sender holds
     sender: Incarnation
-    seen: Incarnation  # the receiver's incarnation as the sender knows it
+    seen: Incarnation  # the newest incarnation of the receiver that the sender has met
     x: Tensor  # (n,) float32
     total: Tensor  # (n,) float32
-    root: int = NO_ROOT  # its place in the sender's manifest
+    root: int = NO_ROOT  # the root's number in the sender's manifest
     has_ended: bool = False  # the sender has made all rounds of the manifest
-    half: Tensor | None = None  # (n,): x is known up to this much; None: exactly
+    half_width: Tensor | None = None  # (n,): x is within this distance; None: it is exact
 
     @property
     def content(self) -> tuple[int, int, int, Incarnation]:
-        """Messages of one link that are equal here put the same mass on it: one of them is enough."""
+        """Identifies the mass of a message: of messages with equal content one is enough."""
         return self.epoch, self.number, self.base, self.sender
 
     def model(self, own: Tensor) -> Tensor:
-        """The sender's model as a receiver with the model `own` takes it: the nearest that it can be."""
-        if self.half is None:
+        """(n,): the sender's model; of a quantized one, the point of its interval nearest to `own`."""
+        if self.half_width is None:
             return self.x
         off = self.x - own
-        return own + off.sign() * (off.abs() - self.half).clamp(min=0)
+        return own + off.sign() * (off.abs() - self.half_width).clamp(min=0)
 
 
 class Ack(NamedTuple):
-    """What a receiver answers: everything up to `number` is on its disk."""
+    """The acknowledgement of a receiver: everything up to message `number` is on its disk."""
 
     epoch: int
     number: int
     sender: Incarnation
-    seen: Incarnation  # the sender's incarnation as the receiver knows it
-    root: int = NO_ROOT  # its place in the manifest of the client that answers
-    has_ended: bool = False  # the client that answers has made all rounds of the manifest
+    seen: Incarnation  # the newest incarnation of the sender that the receiver has met
+    root: int = NO_ROOT  # the root's number in the receiver's manifest
+    has_ended: bool = False  # the receiver has made all rounds of the manifest
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,130 +121,140 @@ class Refused(Exception):
     """A frame that an honest peer does not send; the link's state is untouched."""
 
 
-class NewerEpoch(Exception):
-    """The frame is from a later epoch than ours."""
+class FrameAge(Enum):
+    """Whether a frame is of the client's epoch."""
 
-    def __init__(self, frame: Message | Ack) -> None:
-        super().__init__(f"epoch {frame.epoch} has begun")
-        self.epoch = frame.epoch
-
-
-class RolledBack(Exception):
-    """The frame proves that our own state is older than what we have told others."""
-
-    def __init__(self, why: str, incarnation: int) -> None:
-        super().__init__(why)
-        self.incarnation = incarnation
+    CURRENT = "current"
+    EARLIER = "earlier"
 
 
-def check_epoch(own: Incarnation, epoch: int, frame: Message | Ack) -> bool:
-    """Whether the frame is of this epoch; raises if it is of a later one or knows a later incarnation."""
+class NewerEpoch(NamedTuple):
+    """A frame is of a later epoch than the client's."""
+
+    epoch: int
+
+
+class RolledBack(NamedTuple):
+    """A frame proves that the client's own state is older than one that it has sent frames of."""
+
+    why: str
+    incarnation: int = 0  # the latest one that a neighbour has met
+
+
+def check_epoch(
+    own: Incarnation, epoch: int, frame: Message | Ack
+) -> FrameAge | NewerEpoch | RolledBack:
+    """Compare a frame with the client's incarnation and epoch."""
     if frame.epoch > epoch:
-        raise NewerEpoch(frame)
+        return NewerEpoch(frame.epoch)
     if frame.epoch < epoch:
-        return False
+        return FrameAge.EARLIER
     check_jump(own, frame.seen, "of this client")
     if frame.seen.supersedes(own):
-        raise RolledBack(
+        return RolledBack(
             f"a neighbour has met another incarnation {frame.seen.number} of this client, "
             f"this is incarnation {own.number}",
             frame.seen.number,
         )
-    return True
+    return FrameAge.CURRENT
 
 
-def check_jump(known: Incarnation, claimed: Incarnation, whose: str) -> None:
-    """Refuse an incarnation that nobody can have reached: believed, it would use up the numbers."""
-    if claimed.number > known.number + JUMP:
-        raise Refused(f"incarnation {claimed.number} {whose} is claimed, {known.number} is known")
+def check_jump(known: Incarnation, claimed: Incarnation, owner: str) -> None:
+    """Refuse an incarnation that no process can have reached: accepted, it would use up the numbers."""
+    if claimed.number > known.number + MAX_JUMP:
+        raise Refused(f"incarnation {claimed.number} {owner} is claimed, {known.number} is known")
 
 
 def check_vectors(message: Message) -> None:
-    """Refuse numbers that are not finite, or so large that sums of them would not be."""
-    if not all(
-        is_finite(part) and float(part.abs().max()) <= LARGEST
-        for part in (message.total, message.x)
-    ):
-        raise Refused(f"the message holds NaN, infinite numbers or numbers above {LARGEST:.0e}")
+    """Refuse vectors with numbers that are not finite, or so large that their sums would not be."""
+    for vector in (message.total, message.x):
+        if not is_finite(vector) or not float(vector.abs().max()) <= MAX_ABS:
+            raise Refused(f"the message holds NaN, infinite numbers or numbers above {MAX_ABS:.0e}")
 
 
 # --- the sender's end ----------------------------------------------------------------------------
-def put(link: OutLink, y: Tensor, short: bool = False) -> tuple[OutLink, Tensor]:
-    """Put b·y on the link: its next state, and the mass (float64) to take from y.
+def add_mass(link: OutLink, y: Tensor, quantized: bool = False) -> tuple[OutLink, Tensor]:
+    """Put b·y on a link.
 
-    With `short` the total stays one that 8 bits a number can say; what they cannot say stays with the sender.
+    Args:
+        link: The sender's end.
+        y: (n,) float64, the tracker.
+        quantized: Round the total to int8; the rounding error stays in the tracker (error feedback).
+
+    Returns:
+        The next state of the link, and the mass, (n,) float64, to subtract from y: exactly what the rounded
+        total has gained.
     """
-    if short:
-        wish = torch.add(link.total, y, alpha=link.weight).to(link.total.dtype)
-        new = Int8Codec().quantize(wish[None])[0]
-        mass = new.to(y.dtype).sub_(link.total)
-    else:
-        new = torch.add(link.total, y, alpha=link.weight).to(link.total.dtype)
-        mass = new.to(y.dtype).sub_(
-            link.total
-        )  # exactly the rounded amount that entered σ leaves y
-    return replace(link, total=new, number=link.number + 1), mass
+    total = torch.add(link.total, y, alpha=link.weight).to(link.total.dtype)
+    if quantized:
+        total = Int8Codec().quantize(total[None])[0]
+    mass = total.to(y.dtype).sub_(link.total)
+    return replace(link, total=total, number=link.number + 1), mass
 
 
-def take_ack(link: OutLink, ack: Ack) -> OutLink:
-    """Note an acknowledgement of this epoch."""
+def apply_ack(link: OutLink, ack: Ack) -> OutLink | RolledBack:
+    """The next state of a link after an acknowledgement of this epoch."""
     check_jump(link.seen, ack.sender, "of the receiver")
     if ack.number > link.number:
-        raise RolledBack(
-            f"a neighbour acknowledges message {ack.number}, but only {link.number} are known to be sent",
-            0,
+        return RolledBack(
+            f"a neighbour acknowledges message {ack.number}, but only {link.number} are known to be sent"
         )
     seen = ack.sender if ack.sender.number > link.seen.number else link.seen
     return replace(link, acked=max(link.acked, ack.number), seen=seen)
 
 
 def rebase(link: OutLink) -> tuple[OutLink, Tensor] | None:
-    """Start from zero if the receiver has everything: the next state, and the total folded away."""
+    """Start the totals of a link from zero, if the receiver has acknowledged every message.
+
+    Returns:
+        The next state and the total that was folded away; None if a message is unacknowledged or the link
+        starts from zero already.
+    """
     if link.acked != link.number or link.base == link.number:
         return None
     return replace(link, base=link.number, total=torch.zeros_like(link.total)), link.total
 
 
 # --- the receiver's end --------------------------------------------------------------------------
-class Taken(NamedTuple):
-    """What a message does to the receiver."""
+class MessageEffect(NamedTuple):
+    """What a message changes at the receiver."""
 
     link: InLink
-    mass: Tensor | None = None  # float64, to add to y; None if the message brings nothing new
-    folded: Tensor | None = None  # ρ that a rebase sets to zero
+    mass: Tensor | None = None  # (n,) float64, to add to y; None if the message brings nothing new
+    folded: Tensor | None = None  # (n,), the ρ that a rebase sets to zero
 
 
-def take(link: InLink, message: Message) -> Taken:
-    """Take a message of this epoch at most once."""
+def apply_message(link: InLink, message: Message) -> MessageEffect | RolledBack:
+    """Apply a message of this epoch; a message that was applied before has no effect."""
     check_jump(link.seen, message.sender, "of the sender")
     if message.acked > link.number:
-        raise RolledBack(
-            f"a neighbour holds our acknowledgement {message.acked}, but we remember only {link.number}",
-            0,
+        return RolledBack(
+            f"a neighbour holds our acknowledgement {message.acked}, but we remember only {link.number}"
         )
     if message.sender.number < link.seen.number:
-        return Taken(
-            link
-        )  # from an earlier incarnation: late, or a disk set back, which our ack will reveal
+        # of an earlier incarnation: late, or of a disk that was set back, which the acknowledgement will show
+        return MessageEffect(link)
     if link.seen.supersedes(message.sender):
         raise Refused(f"two processes claim to be incarnation {link.seen.number} of the sender")
     if message.number < link.number and message.sender != link.seen:
-        # a restart never knows less than it has sent: its disk was set back, and our ack will reveal it
+        # a restarted sender remembers all that it has sent, unless its disk was set back
         raise Refused(
             f"the sender restarts at message {message.number}, but had sent {link.number}"
         )
     link = replace(link, seen=message.sender)
     if message.number <= link.number:
-        return Taken(link)
+        return MessageEffect(link)
     check_vectors(message)
+    folded = None
     if message.base == link.base:
-        mass, folded = torch.sub(message.total.double(), link.total), None
+        mass = torch.sub(message.total.double(), link.total)
     elif message.base == link.number:
-        mass, folded = message.total.double(), link.total
+        mass = message.total.double()
+        folded = link.total
     else:
         raise Refused(
-            f"it counts from {message.base}, but we stand at {link.base} and {link.number}"
+            f"message base {message.base} is neither the base {link.base} of the link nor its last "
+            f"number {link.number}"
         )
-    return Taken(
-        replace(link, number=message.number, base=message.base, total=message.total), mass, folded
-    )
+    after = replace(link, number=message.number, base=message.base, total=message.total)
+    return MessageEffect(after, mass, folded)

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from spodgt.errors import InvalidInput
 from spodgt.peer.host.files import DISK, OWNER_ONLY, PUBLIC
-from spodgt.peer.protocol.client_state import meta_of, restored, state_from, vectors_of
+from spodgt.peer.protocol.client_state import meta_of, state_from, state_with_model, vectors_of
 from spodgt.peer.protocol.running_sums import Incarnation
 from spodgt.peer.storage import state_store
-from spodgt.peer.storage.state_store import Store
+from spodgt.peer.storage.state_store import DiskStateStore
 
 _KIND = "spodgt peer backup 1"
 _FILES = {"ca.pem": PUBLIC, "cert.pem": PUBLIC, "manifest.toml": PUBLIC, "key.pem": OWNER_ONLY}
@@ -37,7 +37,7 @@ def backup(folder: Path, target: Path) -> dict[str, object]:
     notes = {"kind": _KIND, "meta": json.dumps(meta), **texts}
     tensors = {name: vector.contiguous() for name, vector in vectors.items()}
     DISK.replace(target, save(tensors, notes), mode=OWNER_ONLY)
-    return {"file": str(target), "bytes": target.stat().st_size} | _told(meta)
+    return {"file": str(target), "bytes": target.stat().st_size} | _summary(meta)
 
 
 def restore(file: Path, folder: Path) -> dict[str, object]:
@@ -53,9 +53,9 @@ def restore(file: Path, folder: Path) -> dict[str, object]:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name, mode in _FILES.items():
         DISK.replace(folder / name, notes[name].encode(), mode=mode)
-    with closing(Store(folder / "state")) as made:
+    with closing(DiskStateStore(folder / "state")) as made:
         made.commit(vectors, meta)
-    return {"folder": str(folder)} | _told(meta)
+    return {"folder": str(folder)} | _summary(meta)
 
 
 def restore_model(file: Path, folder: Path) -> dict[str, object]:
@@ -64,7 +64,7 @@ def restore_model(file: Path, folder: Path) -> dict[str, object]:
     Its gradient may be as bad as the model was: it begins at zero, and so does the tracker.
     """
     vectors, _ = _read(file, model=True)
-    with closing(Store(folder / "state")) as made:
+    with closing(DiskStateStore(folder / "state")) as made:
         saved = made.load()
         if saved is None:
             raise InvalidInput(
@@ -76,10 +76,10 @@ def restore_model(file: Path, folder: Path) -> dict[str, object]:
         ):
             has = f"{len(vectors['x'])} numbers, the client's {len(saved.vectors['x'])}"
             raise InvalidInput(f"the model in {file} has {has}; give a model of this run.")
-        state = restored(state_from(*saved), vectors["x"])
+        state = state_with_model(state_from(*saved), vectors["x"])
         own = Incarnation(saved.meta["incarnation"])
         made.commit(vectors_of(state), {**saved.meta, **meta_of(state, own)})
-    return {"folder": str(folder), "model": str(file)} | _told(saved.meta)
+    return {"folder": str(folder), "model": str(file)} | _summary(saved.meta)
 
 
 def _read(file: Path, *, model: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -89,11 +89,13 @@ def _read(file: Path, *, model: bool = False) -> tuple[dict[str, Tensor], dict[s
             vectors = {name: source.get_tensor(name) for name in source.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise InvalidInput(f"{file} cannot be read as a backup: {error}.") from None
-    if notes.get("kind") != _KIND and not (model and set(vectors) == {"x"}):
+    is_backup = notes.get("kind") == _KIND
+    is_model = model and set(vectors) == {"x"}
+    if not is_backup and not is_model:
         what = "no backup of a peer" + (" and no model of one vector" if model else "")
         raise InvalidInput(f"{file} is {what}; make one with: spodgt peer backup FOLDER FILE.")
     return vectors, notes
 
 
-def _told(meta: dict[str, object]) -> dict[str, object]:
+def _summary(meta: dict[str, object]) -> dict[str, object]:
     return {key: meta[key] for key in ("run", "name", "k", "epoch", "gradients")}

@@ -1,9 +1,9 @@
-"""A client's state on disk, written so that no crash can tear it apart.
+"""A client's state on disk, committed atomically: after a crash the last commit is complete.
 
 Every vector has two slots in `vectors.bin`. A commit writes changed vectors to the slots *not* in use, then
-a record to the older of the files `commit.0` and `commit.1`: which slots count, their checksums, and all
-numbers. That record is the commit point. The record before it stays, so a damaged slot costs one commit, not
-the run. A record begins with the SHA-256 of the rest of it: a torn or damaged one is not taken for a state.
+a record to the older of the files `commit.0` and `commit.1`: the slots in use, their checksums, and all
+numbers. That record is the commit point. The record before it remains, so a damaged slot costs one commit and
+not the run. A record begins with the SHA-256 of the rest of it, which a torn or damaged one does not match.
 
 Durability `power` survives loss of power (two syncs in every commit); `process` survives kill -9 only, and
 does not wait for the disk.
@@ -56,13 +56,13 @@ class Slot(TypedDict):
     at: int  # offset of its two slots
     n: int  # numbers in it
     dtype: str
-    slot: int  # which of the two counts
+    slot: int  # which of the two is in use
     crc: list[int]
     generation: int  # the commit that wrote it
 
 
-class Saved(NamedTuple):
-    """A committed state; `states.state_from(*saved)` makes a `State` of it."""
+class StoredState(NamedTuple):
+    """A committed state; `client_state.state_from(*saved)` makes a `State` of it."""
 
     vectors: dict[str, Tensor]
     meta: dict[str, Any]  # JSON values
@@ -75,7 +75,7 @@ class Record(NamedTuple):
     text: bytes
 
 
-class Store:
+class DiskStateStore:
     """One state directory, open in one process at a time.
 
     Args:
@@ -161,7 +161,7 @@ class Store:
 
     def _write_record(self, record: Record) -> None:
         file = self.records[record.generation % 2]
-        file.write(memoryview(_sealed(record)), 0)
+        file.write(memoryview(_encode_record(record)), 0)
         if self.durability == "power":
             file.sync()
 
@@ -186,7 +186,7 @@ class Store:
         return at
 
     # --- reading ---------------------------------------------------------------------------------
-    def load(self, check: Callable[[Saved], None] = lambda saved: None) -> Saved | None:
+    def load(self, check: Callable[[StoredState], None] = lambda saved: None) -> StoredState | None:
         """The newest undamaged state; None in a new directory, or in one whose commits were lost.
 
         `check` raises ValueError for a state that cannot be; the one before it is taken then.
@@ -206,8 +206,8 @@ class Store:
         self._open.close()
 
 
-class _Found(NamedTuple):
-    saved: Saved
+class _LoadedCommit(NamedTuple):
+    saved: StoredState
     slots: dict[str, Slot]
     generation: int
     damaged: str  # why a later commit cannot be used, if there is one
@@ -217,14 +217,14 @@ ReadAt = Callable[[int, int], bytes]  # position, size
 
 
 def _newest(
-    sealed: list[bytes], read_at: ReadAt, path: Path, check: Callable[[Saved], None]
-) -> _Found | None:
+    sealed: list[bytes], read_at: ReadAt, path: Path, check: Callable[[StoredState], None]
+) -> _LoadedCommit | None:
     """The newest commit that is whole; None if there is none at all."""
     records = []
     damaged = ""
     for content in filter(None, sealed):
         try:
-            records.append(_unsealed(content))
+            records.append(_decode_record(content))
         except _DAMAGE as error:
             damaged = f"{type(error).__name__}: {error}"[:200]
     records.sort(reverse=True)
@@ -234,14 +234,14 @@ def _newest(
             if body["format"] not in _READ:
                 known = f"has format {body['format']}, this version reads {' and '.join(map(str, _READ))}"
                 raise StoreFailed(f"{path} {known}; use the version that wrote it.")
-            saved = Saved(_vectors(read_at, body["slots"]), body["meta"])
+            saved = StoredState(_vectors(read_at, body["slots"]), body["meta"])
             check(saved)
         except _DAMAGE as error:
             damaged = f"{type(error).__name__}: {error}"[:200]
             continue
         if len(records) == 1 and record.generation > 1:  # there are always two
             damaged = damaged or "one of the last two commits is missing"
-        return _Found(saved, body["slots"], record.generation, damaged)
+        return _LoadedCommit(saved, body["slots"], record.generation, damaged)
     was_first = not records and not all(sealed)  # the first commit was torn: nothing was sent
     if damaged and not was_first:
         fix = "remove the directory: the client joins again with an epoch reset"
@@ -249,14 +249,14 @@ def _newest(
     return None
 
 
-def _sealed(record: Record) -> bytes:
+def _encode_record(record: Record) -> bytes:
     """A record as it is written: digest, generation and length, then the text."""
     head = b"%20d %12d\n" % (record.generation, len(record.text))
     digest = hashlib.sha256(head + record.text).hexdigest()
     return digest.encode() + head + record.text
 
 
-def _unsealed(content: bytes) -> Record:
+def _decode_record(content: bytes) -> Record:
     """The inverse of `_sealed`; what an earlier, longer record left behind it is ignored."""
     head, newline, rest = content[_DIGEST:].partition(b"\n")
     generation, length = map(int, head.split())
@@ -281,36 +281,44 @@ def _vectors(read_at: ReadAt, slots: Mapping[str, Slot]) -> dict[str, Tensor]:
     return vectors
 
 
-def read(directory: str | Path, *, running: bool = False) -> Saved:
+def read(directory: str | Path, *, running: bool = False) -> StoredState:
     """The committed state of a directory, in which nothing is written.
 
     Args:
-        directory: of a `Store`.
-        running: whether a client may use the directory meanwhile; if not, that is refused.
+        directory: Of a `DiskStateStore`.
+        running: Whether a client may use the directory meanwhile.
+
+    Raises:
+        InvalidInput: The directory holds no committed state.
+        StoreFailed: The state is damaged, or in use and `running` is false.
     """
     path = Path(directory)
-    has_database = (path / DATABASE).exists()
-    if not has_database and not any((path / name).exists() for name in RECORDS):
+    if not any((path / name).exists() for name in (DATABASE, *RECORDS)):
         raise InvalidInput(
             f"{directory} holds no peer state; give the state directory of a client."
         )
     if not running and disks.is_locked(path / VECTORS):
         raise StoreFailed(f"state directory {path} is in use by another process; stop that first.")
-    for attempt in range(_ATTEMPTS):
+    attempts = _ATTEMPTS if running else 1
+    for remaining in reversed(range(attempts)):
         try:
-            if has_database:
-                sealed = [_sealed(record) for record in read_database(path)]
-            else:
-                sealed = [_content(path / name) for name in RECORDS]
-            with (path / VECTORS).open("rb") as file:
-                found = _newest(sealed, partial(_read_at, file), path, lambda saved: None)
+            commit = _read_newest_commit(path)
             break
         except StoreFailed:
-            if not running or attempt == _ATTEMPTS - 1:
+            if not remaining:
                 raise
-    if found is None:
+    if commit is None:
         raise InvalidInput(f"{directory} holds no committed state; start the client first.")
-    return found.saved
+    return commit.saved
+
+
+def _read_newest_commit(path: Path) -> _LoadedCommit | None:
+    if (path / DATABASE).exists():
+        records = [_encode_record(record) for record in read_database(path)]
+    else:
+        records = [_content(path / name) for name in RECORDS]
+    with (path / VECTORS).open("rb") as file:
+        return _newest(records, partial(_read_at, file), path, lambda saved: None)
 
 
 def _content(path: Path) -> bytes:

@@ -1,4 +1,4 @@
-"""Several peers on this host under one supervisor: for the demo, the failure tests and benchmarks.
+"""Several peers on this host under one supervisor, for failure tests and benchmarks.
 
 Processes come from a fork server that has imported everything, so a killed client restarts quickly.
 """

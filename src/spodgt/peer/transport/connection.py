@@ -1,12 +1,12 @@
-"""What both ends of a stream have in common: its counters, its headers, and requests with one answer."""
+"""Common parts of both ends of a stream: counters, headers, and requests with one answer."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from spodgt.peer.host.fault_injection import Hear
+from spodgt.peer.host.events import Notify
+from spodgt.peer.host.fault_injection import Receive
 from spodgt.peer.host.interfaces import Ended, Headers, Host, Rejected, Wire, WireError
 from spodgt.peer.host.text import printable
 from spodgt.peer.membership.certificates import Identity
@@ -16,7 +16,7 @@ from spodgt.peer.transport.grpc_wire import GRPC, system_host
 
 CHUNK_SECONDS = 60.0  # a chunk of 1 MiB that takes longer is a dead link
 ANSWER_SECONDS = 5.0  # for an answer, beyond the time its bytes take at the slowest rate
-SLOWEST = 16_000.0  # bytes per second that a link must carry
+SLOWEST = 16_000.0  # bytes per second that a link must carry at least
 TEXT = 300  # characters of a reason that travel back to the sender
 ANSWER = 2**27  # bytes of a manifest at most: a complete graph of 1,000 clients
 _HEADER = 40  # characters of a program's version, or of its protocols
@@ -26,24 +26,24 @@ VERSION = "spodgt-version"
 
 @dataclass
 class Traffic:
-    """What has happened on one link."""
+    """State and counters of one link."""
 
     state: str = "waiting"  # waiting, up, down
     why: str = ""
     messages: int = 0
     bytes: int = 0
-    heard: float = 0.0  # monotonic time
+    last_received: float = 0.0  # monotonic time
     version: str = ""  # of the neighbour's program
 
 
 @dataclass(frozen=True)
-class Local:
-    """What the ends of all streams of one client need to know of it."""
+class LocalClient:
+    """The client, as the ends of all its streams use it."""
 
     context: wire_format.Context
     identity: Identity
-    hear: Hear  # takes what arrives
-    notify: Callable[[str, str], None]  # takes events: kind, text
+    receive: Receive  # called with the frames that arrive
+    notify: Notify
     host: Host = field(default_factory=system_host)
 
     @property
@@ -70,12 +70,14 @@ def own_headers(own: wire_format.Context) -> Headers:
     return {PROTOCOLS: " ".join(map(str, own.protocols)), VERSION: own.version or "?"}
 
 
-def agreed(own: wire_format.Context, name: str, headers: Headers, traffic: Traffic) -> int:
+def agree_on_protocol(
+    own: wire_format.Context, name: str, headers: Headers, traffic: Traffic
+) -> int:
     """The protocol of a stream, from the headers of the other end `name`; its version is noted."""
     traffic.version = printable(headers.get(VERSION, "")[:_HEADER])
     words = headers.get(PROTOCOLS, "1")[:_HEADER].split()
     theirs = [int(word) for word in words if word.isdecimal()]
-    return wire_format.agree(own, theirs, name, traffic.version)
+    return wire_format.choose_protocol(own, theirs, name, traffic.version)
 
 
 async def fetch(

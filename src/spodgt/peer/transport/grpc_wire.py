@@ -89,9 +89,9 @@ class GrpcWire:
         address: str,
         identity: Callable[[], Identity],
         handlers: Mapping[str, Handler],
-        most_connections: int,
+        max_connections: int,
     ) -> GrpcServer:
-        server = GrpcServer(identity, most_connections)
+        server = GrpcServer(identity, max_connections)
         await server.start(address, handlers)
         return server
 
@@ -170,10 +170,10 @@ class GrpcIncomingCall:
 class GrpcServer:
     """A gRPC server with a certificate that may be renewed while it runs."""
 
-    def __init__(self, identity: Callable[[], Identity], most_connections: int) -> None:
+    def __init__(self, identity: Callable[[], Identity], max_connections: int) -> None:
         self._identity = identity
         self._shown = identity()  # in handshakes
-        connections = ("grpc.max_allowed_incoming_connections", most_connections)
+        connections = ("grpc.max_allowed_incoming_connections", max_connections)
         idle = ("grpc.max_connection_idle_ms", IDLE_MS)
         self._server = grpc.aio.server(options=[*OPTIONS, connections, idle])
         self.port = 0

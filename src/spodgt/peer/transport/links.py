@@ -17,46 +17,54 @@ from spodgt.peer.host.interfaces import Call, IncomingCall, Server, Stream
 from spodgt.peer.membership.certificates import Identity, seconds_left
 from spodgt.peer.protocol.running_sums import Ack, Incarnation, Message, Refused
 from spodgt.peer.transport import wire_format
-from spodgt.peer.transport.access_control import Gate
+from spodgt.peer.transport.access_control import AccessControl
 from spodgt.peer.transport.connection import (
     CHUNK_SECONDS,
     SLOWEST,
     TEXT,
-    Local,
+    LocalClient,
     Traffic,
-    agreed,
+    agree_on_protocol,
     own_headers,
 )
 from spodgt.peer.transport.grpc_wire import NO_CONNECTION
-from spodgt.peer.transport.streams import TAKEOVER_SECONDS, Dialled, InStream, OutStream
-from spodgt.peer.transport.wire_format import Repeat
+from spodgt.peer.transport.streams import TAKEOVER_SECONDS, InStream, LinkDialer, OutStream
+from spodgt.peer.transport.wire_format import RepeatedHeader
 
-HEARTBEAT_SECONDS = 2.0  # a stream on which nothing was answered for so long gets a heartbeat
+HEARTBEAT_SECONDS = 2.0  # a stream without an answer for so long gets a heartbeat
 FIRST_SECONDS = 10.0  # for the first whole message of a stream, beyond the time its bytes take
 FILE_CHUNK = 2**16  # bytes: even at the slowest rate each arrives within the seconds for an answer
-CONNECTIONS = 256  # beyond those of the links: strangers cannot use up the descriptors
+CONNECTIONS = 256  # beyond those of the links: connections of strangers are limited
 
 Serve = Callable[[str, Stream, int], Awaitable[None]]  # neighbour, stream, protocol
-Answer = Callable[[str], bytes | None]  # to whom asks, by its name; None: it may not know
+Answer = Callable[[str], bytes | None]  # to a client, by its name; None: it has no access
 
 
 class Transport:
-    """All links of one client; `manifest` and `status` answer those who ask for them."""
+    """All links of one client.
+
+    Args:
+        local: The client.
+        manifest: Answers requests for the manifest.
+        status: Answers requests for the status.
+    """
 
     def __init__(
-        self, local: Local, manifest: Answer = lambda name: None, status: Answer = lambda name: None
+        self,
+        local: LocalClient,
+        manifest: Answer = lambda name: None,
+        status: Answer = lambda name: None,
     ) -> None:
         self.local = local
         self.manifest = manifest
         self.status = status
-        self.unknown_link: Callable[[str], None] = lambda name: (
-            None
-        )  # called with a neighbour's name
+        # called with the name of a neighbour that opens a link which is not in the manifest
+        self.on_unknown_link: Callable[[str], None] = lambda name: None
         self.out: dict[str, OutStream] = {}
         self.into: dict[str, Traffic] = {}
-        self.fetching: dict[str, InDialled] = {}  # the in-links that this end dials
+        self.in_dialers: dict[str, InLinkDialer] = {}  # the in-links that this end connects
         self.streams: dict[str, InStream] = {}
-        self.gate = Gate(local.host.clock.monotonic)
+        self.access = AccessControl(local.host.clock.monotonic)
         self.server: Server | None = None
         self.address = ""  # where it listens
         self.port = 0
@@ -71,7 +79,7 @@ class Transport:
         return port
 
     @property
-    def most_connections(self) -> int:
+    def max_connections(self) -> int:
         return 2 * len(self.into) + CONNECTIONS
 
     async def check_full(self) -> bool:
@@ -85,16 +93,16 @@ class Transport:
         was_full = self.is_full
         self.is_full = NO_CONNECTION in found
         if self.is_full and not was_full:
-            told = (
-                f"all {self.most_connections} are in use: a neighbour that restarts cannot connect"
+            text = (
+                f"all {self.max_connections} are in use: a neighbour that restarts cannot connect"
             )
             local.notify(
-                "connections", f"{told}; limit new connections per address in the firewall"
+                "connections", f"{text}; limit new connections per address in the firewall"
             )
         return self.is_full
 
     async def _listen(self, address: str) -> int:
-        """Open the server at `address`, and only then close the one before; RuntimeError if it cannot be."""
+        """Open the server at `address`, then close the one before; RuntimeError if it cannot be opened."""
         handlers = {
             "Talk": self._talk,
             "Fetch": self._fetch,
@@ -102,7 +110,7 @@ class Transport:
             "Status": self._status,
         }
         server = await self.local.host.wire.serve(
-            address, lambda: self.local.identity, handlers, self.most_connections
+            address, lambda: self.local.identity, handlers, self.max_connections
         )
         before = self.server
         self.server = server
@@ -113,7 +121,7 @@ class Transport:
         return self.port
 
     async def move(self, address: str) -> None:
-        """Listen elsewhere; if that cannot be, the old address is kept."""
+        """Listen at another address; if it cannot be used, the old one is kept."""
         try:
             await self._listen(address)
             self.local.notify("address", f"listening at {address or 'no address'}")
@@ -123,19 +131,19 @@ class Transport:
             )
 
     def renew(self, identity: Identity) -> None:
-        """Use another certificate for all connections from now on; open ones stay."""
+        """Use another certificate for new connections; open ones are kept."""
         self.local = replace(self.local, identity=identity)
-        for stream in (*self.out.values(), *self.fetching.values()):
+        for stream in (*self.out.values(), *self.in_dialers.values()):
             stream.local = self.local
 
     def relink(self, out: Mapping[str, str], into: Mapping[str, str]) -> None:
-        """Take the links of a manifest: open what is new, close what is gone, follow what has moved.
+        """Take the links of a manifest: open new ones, close removed ones, follow changed addresses.
 
         Args:
-            out: receivers, with the address at which they are dialled; "" if they dial.
-            into: senders, in the same way.
+            out: Receivers, with the address to connect to; "" if the receiver connects.
+            into: Senders, in the same way.
         """
-        for streams, addresses in ((self.out, out), (self.fetching, into)):
+        for streams, addresses in ((self.out, out), (self.in_dialers, into)):
             for name, stream in list(streams.items()):
                 if addresses.get(name) != stream.address:
                     stream.close()
@@ -147,19 +155,18 @@ class Transport:
         for name in sorted(set(self.streams) - set(into)):
             self.streams.pop(name).close()
         for name, address in into.items():
-            if address and name not in self.fetching:
-                self.fetching[name] = InDialled(self, name, address)
+            if address and name not in self.in_dialers:
+                self.in_dialers[name] = InLinkDialer(self, name, address)
 
     def traffic(self) -> list[tuple[str, Traffic]]:
-        """What has happened on each link, out-links first, by the neighbour's name."""
-        out, into = (
-            dict(self.out),
-            dict(self.into),
-        )  # another thread asks while a manifest may change these
+        """The counters of each link by the neighbour's name, out-links first."""
+        # copies: called from another thread while a manifest may change the links
+        out = dict(self.out)
+        into = dict(self.into)
         return [*((name, stream.traffic) for name, stream in out.items()), *into.items()]
 
     async def stop(self) -> None:
-        streams: list[Dialled] = [*self.out.values(), *self.fetching.values()]
+        streams: list[LinkDialer] = [*self.out.values(), *self.in_dialers.values()]
         for stream in streams:
             stream.close()
         await asyncio.gather(*(stream.task for stream in streams), return_exceptions=True)
@@ -177,8 +184,8 @@ class Transport:
         stream = self.out.get(target)
         if stream is not None:
             stream.latest = message
-            if not stream.nudged:  # one wake-up for many rounds
-                stream.nudged = True
+            if not stream.is_wake_scheduled:  # one wake-up for many rounds
+                stream.is_wake_scheduled = True
                 self.loop.call_soon_threadsafe(stream.wake.set)
 
     def send_ack(self, target: str, ack: Ack) -> None:
@@ -192,7 +199,7 @@ class Transport:
     async def _talk(self, call: IncomingCall) -> None:
         """Serve a sender that has connected."""
         name = call.caller
-        traffic = None if name in self.fetching else self.into.get(name)
+        traffic = None if name in self.in_dialers else self.into.get(name)
         await self._serve(call, traffic, f"{name} → {self.local.context.name}", self.receive)
 
     async def _fetch(self, call: IncomingCall) -> None:
@@ -206,33 +213,32 @@ class Transport:
     async def _serve(
         self, call: IncomingCall, traffic: Traffic | None, link: str, serve: Serve
     ) -> None:
-        """Admit the links of the manifest, agree on a protocol, and tell a neighbour why it is refused."""
+        """Accept a link of the manifest and agree on a protocol (handshake), or refuse with the reason."""
         name = call.caller
         if traffic is None:
-            self.unknown_link(name)
+            self.on_unknown_link(name)
             why = f"link {link} is not in the manifest"
             self.local.notify("refused", why)
             raise Refused(why)
         try:
-            with self.gate.stream(name), self._until_expiry(name, call.certificate):
-                protocol = agreed(self.local.context, name, call.headers, traffic)
+            with self.access.stream(name), self._until_expiry(name, call.certificate):
+                protocol = agree_on_protocol(self.local.context, name, call.headers, traffic)
                 await call.begin(own_headers(self.local.context))
                 await serve(name, call, protocol)
         except Refused as error:
             why = str(error)[:TEXT]
-            self.local.notify("refused", f"{name}: {why}")
+            self.local.notify("refused", why, name)
             raise Refused(why) from None
 
     @contextlib.contextmanager
     def _until_expiry(self, name: str, certificate: bytes) -> Iterator[None]:
-        """End a stream with the certificate of either end; it is opened again with the new one."""
+        """End a stream when the certificate of either end expires; it is opened again with a new one."""
         task = asyncio.current_task()
         assert task is not None
         stop = task.cancel
 
         def end() -> None:
-            why = f"{name}: a certificate of this stream has ended, and so does it"
-            self.local.notify("certificate", why)
+            self.local.notify("certificate", "a certificate of this stream has expired", name)
             stop()
 
         now = self.local.host.clock.wall()
@@ -246,8 +252,8 @@ class Transport:
 
     # --- the receiver's end of a stream ------------------------------------------------------------
     async def receive(self, sender: str, frames: Stream, protocol: int) -> None:
-        """Take the messages of one stream until it ends; `Refused` for a frame no honest peer sends."""
-        assembler = wire_format.Assembler(self.local.context, sender)
+        """Receive the messages of one stream until it ends; `Refused` for a frame no honest peer sends."""
+        assembler = wire_format.MessageAssembler(self.local.context, sender)
         stream: InStream | None = None
         traffic = self.into[sender]
         task = asyncio.current_task()
@@ -266,19 +272,19 @@ class Transport:
                 if stream is None:
                     first.cancel()
                     stream = self._register(sender, frame.sender, frames, protocol)
-                message = frame.message if isinstance(frame, Repeat) else frame
+                message = frame.message if isinstance(frame, RepeatedHeader) else frame
                 traffic.messages += isinstance(frame, Message)
                 now = self.local.now
-                traffic.heard = now
-                stream.heard = now
+                traffic.last_received = now
+                stream.last_received = now
                 traffic.state = "up"
                 traffic.why = ""
-                if now - stream.answered > HEARTBEAT_SECONDS:
-                    stream.wake.set()  # tell the sender we are alive, however long the round takes
+                if now - stream.last_answered > HEARTBEAT_SECONDS:
+                    stream.wake.set()  # a heartbeat, however long the round takes
                 if message is not None:
-                    self.local.hear(sender, message)
+                    self.local.receive(sender, message)
         except asyncio.CancelledError:
-            return  # the sender went away or says nothing, a later incarnation of it has come, or we end
+            return  # the sender is down, silent or restarted, or this client ends
         finally:
             first.cancel()
             if stream is not None:
@@ -287,20 +293,22 @@ class Transport:
                     del self.streams[sender]
                     traffic.state = "down"
 
-    def _assemble(self, assembler: wire_format.Assembler, chunk: bytes) -> Message | Repeat | None:
+    def _assemble(
+        self, assembler: wire_format.MessageAssembler, chunk: bytes
+    ) -> Message | RepeatedHeader | None:
         try:
             return assembler.add(chunk)
         except Refused:
-            self.gate.bad_frame(assembler.sender)
+            self.access.note_invalid_frame(assembler.sender)
             raise
 
     def _register(
         self, sender: str, incarnation: Incarnation, frames: Stream, protocol: int
     ) -> InStream:
-        """One stream for each sender; a later incarnation replaces an earlier one that has fallen silent."""
+        """Keep one stream per sender; a later incarnation replaces an earlier one that is silent."""
         old = self.streams.get(sender)
         if old is not None:
-            is_live = self.local.now - old.heard < TAKEOVER_SECONDS
+            is_live = self.local.now - old.last_received < TAKEOVER_SECONDS
             is_other = old.incarnation != incarnation
             if (is_other and is_live) or old.incarnation.supersedes(incarnation):
                 known = f"{sender} is already connected as incarnation {old.incarnation.number}"
@@ -326,18 +334,18 @@ class Transport:
             raise Refused(why)
         task = asyncio.current_task()
         assert task is not None
-        # a client that asks and does not read is let go
+        # a client that does not read the answer is disconnected
         late = self.loop.call_later(CHUNK_SECONDS, task.cancel)
         try:
-            with self.gate.stream(f"{name} (files)"):
+            with self.access.stream(f"{name} (files)"):
                 for start in range(0, len(file), FILE_CHUNK):
                     await call.write(file[start : start + FILE_CHUNK])
         finally:
             late.cancel()
 
 
-class InDialled(Dialled):
-    """The receiver's end of a link that the receiver dials."""
+class InLinkDialer(LinkDialer):
+    """The receiver's end of a link that the receiver connects."""
 
     rpc = "Fetch"
 

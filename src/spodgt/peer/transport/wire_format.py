@@ -19,10 +19,17 @@ import torch
 from google.protobuf.message import DecodeError
 
 from spodgt.algorithms.compose.codecs import Int8Codec, Int8Intervals
-from spodgt.peer.protocol.running_sums import BOUND, NO_ROOT, Ack, Incarnation, Message, Refused
+from spodgt.peer.protocol.running_sums import (
+    MAX_NUMBER,
+    NO_ROOT,
+    Ack,
+    Incarnation,
+    Message,
+    Refused,
+)
 from spodgt.peer.transport import wire_pb2 as pb
 
-PROTOCOLS = (1, 2)  # that this program speaks; the ends of a stream use the highest that both do
+PROTOCOLS = (1, 2)  # supported; the ends of a stream use the highest that both support
 REPEATS = 2  # the first protocol with frames that repeat a header
 CHUNK = 2**20
 HEADER = 4096  # bytes of a header at most; an honest one has about 200
@@ -33,41 +40,48 @@ _FLOATS = np.dtype("<f4")
 
 @dataclass(frozen=True)
 class Context:
-    """What both ends of every link agree on; taken from the manifest."""
+    """What both ends of every link have in common; taken from the manifest."""
 
     run: str
     layout: bytes
     n: int
     name: str
     version: str = ""  # of the program
-    short: bool = False  # messages have 8 bits a number
+    quantized: bool = False  # messages have 8 bits a number
     protocols: tuple[int, ...] = PROTOCOLS
 
     @property
     def dtype(self) -> str:
         """What a number of a message is."""
-        return "int8" if self.short else "float32"
+        return "int8" if self.quantized else "float32"
 
     @property
     def size(self) -> int:
         """Bytes of a message: model and total."""
         item = _FLOATS.itemsize
-        if self.short:
+        if self.quantized:
             return Int8Intervals.of_round(self.n, 0).size(self.n, item) + Int8Codec().size(
                 self.n, item
             )
         return 2 * self.n * item
 
 
-def agree(context: Context, theirs: Iterable[int], who: str, version: str) -> int:
-    """The protocol of a stream with `who`, which speaks `theirs`; `Refused` if there is none."""
+def choose_protocol(context: Context, theirs: Iterable[int], name: str, version: str) -> int:
+    """The highest protocol that both ends speak; `Refused` if there is none.
+
+    Args:
+        context: Of this client.
+        theirs: Protocols of the client `name`.
+        name: Of the other end.
+        version: Of its program.
+    """
     both = set(context.protocols) & set(theirs)
     if not both:
         named = [
             " and ".join(map(str, sorted(known))) or "none" for known in (theirs, context.protocols)
         ]
         raise Refused(
-            f"{who} speaks protocol {named[0]} (spodgt {version or 'unknown'}), "
+            f"{name} speaks protocol {named[0]} (spodgt {version or 'unknown'}), "
             f"we speak {named[1]} (spodgt {context.version}); use neighbouring versions"
         )
     return max(both)
@@ -75,7 +89,7 @@ def agree(context: Context, theirs: Iterable[int], who: str, version: str) -> in
 
 def pack(context: Context, receiver: str, message: Message, frame: int) -> Iterator[bytes]:
     """A message as chunks, in the highest protocol of `context`."""
-    x, total = _short(message) if context.short else _whole(message)
+    x, total = _short(message) if context.quantized else _whole(message)
     size = len(x) + len(total)
     header = _packed_header(context, receiver, message, frame)
     for offset in range(0, max(1, size), CHUNK):
@@ -129,7 +143,7 @@ def _short(message: Message) -> tuple[memoryview, memoryview]:
     return x.numpy()[0].data, Int8Codec().pack(message.total[None]).numpy()[0].data
 
 
-class Repeat(NamedTuple):
+class RepeatedHeader(NamedTuple):
     """A repeated header."""
 
     sender: Incarnation
@@ -138,87 +152,121 @@ class Repeat(NamedTuple):
     )  # with the numbers that came before; None if they are of another message
 
 
-class Assembler:
-    """Chunks of one stream put together; holds one message at most beyond the last complete one."""
+class MessageAssembler:
+    """Assembles the messages of one stream from chunks.
+
+    Holds one message at most beyond the last complete one, whatever the sender claims.
+    """
 
     def __init__(self, context: Context, sender: str) -> None:
-        self.context, self.sender = context, sender
-        self.size = context.size
-        self.data = np.empty(0, np.uint8)
-        self.header: pb.Header | None = None
-        self.filled = 0
+        self.context = context
+        self.sender = sender
+        self.size = context.size  # bytes of a payload: the manifest's, not the header's
+        self.payload = np.empty(0, np.uint8)
+        self.header: pb.Header | None = None  # of the message that is being assembled
+        self.filled = 0  # bytes of its payload that have arrived
         self.last: Message | None = None  # the last complete one
 
-    def add(self, chunk: bytes) -> Message | Repeat | None:
-        """The message, once its last chunk is here; `Refused` for what an honest peer does not send."""
-        if len(chunk) < _LENGTH.size:
-            raise Refused("the frame is shorter than its length field")
-        (length,) = _LENGTH.unpack_from(chunk)
-        if length > len(chunk) - _LENGTH.size:
-            raise Refused(
-                f"the header claims {length} bytes, the frame has {len(chunk) - _LENGTH.size}"
-            )
-        if length > HEADER:
-            raise Refused(f"the header has {length} bytes, at most {HEADER} are allowed")
-        try:
-            header = pb.Header.FromString(chunk[_LENGTH.size : _LENGTH.size + length])
-        except DecodeError:
-            raise Refused("the header cannot be decoded") from None
-        body = memoryview(chunk)[_LENGTH.size + length :]
+    def add(self, chunk: bytes) -> Message | RepeatedHeader | None:
+        """Add the next chunk.
+
+        Returns:
+            The message, once its last chunk is here; a repeated header; None in the middle of a message.
+
+        Raises:
+            Refused: The chunk is none that an honest peer sends.
+        """
+        header, body = _split_chunk(chunk)
         if header.offset == self.size and header.protocol >= REPEATS and not len(body):
             check_header(header, self.context, self.sender)
             return self._repeat(header)
         if header.offset == 0:
             check_header(header, self.context, self.sender)
-            self.header, self.filled = header, 0
-            self.data = np.empty(self.size, np.uint8)  # the manifest gives the size, not the header
+            self.header = header
+            self.filled = 0
+            self.payload = np.empty(self.size, np.uint8)
+        first = self._add_body(header, body)
+        if self.filled < self.size:
+            return None
+        self.header = None
+        self.last = self._message(first)
+        return self.last
+
+    def _add_body(self, header: pb.Header, body: memoryview) -> pb.Header:
+        """Add the payload of a chunk; returns the header of the message's first chunk."""
         first = self.header
+        self.header = None  # unless the chunk is right
         position = (header.frame, header.number, header.offset)
         if first is None or position != (first.frame, first.number, self.filled):
-            self.header = None
             where = f"the chunk at {header.offset} of message {header.number}"
             raise Refused(f"{where} does not follow the one before")
         end = self.filled + len(body)
         if end > self.size or (len(body) < CHUNK and end != self.size):
-            self.header = None
             raise Refused(f"the message has {end} bytes so far, {self.size} are expected")
-        self.data[self.filled : end] = np.frombuffer(body, np.uint8)
+        self.payload[self.filled : end] = np.frombuffer(body, np.uint8)
         self.filled = end
-        if self.filled < self.size:
-            return None
-        self.header = None
-        x, half, total = self._vectors(first.number)
-        counts = first.epoch, first.number, first.base, first.acked
-        root = _unpacked_root(first)
-        ends = _unpacked(first.incarnation), _unpacked(first.seen)
-        self.last = Message(*counts, *ends, x, total, root, first.ended, half)
-        return self.last
+        self.header = first
+        return first
 
-    def _repeat(self, header: pb.Header) -> Repeat:
+    def _message(self, header: pb.Header) -> Message:
+        x, half_width, total = self._vectors(header.number)
+        return Message(
+            epoch=header.epoch,
+            number=header.number,
+            base=header.base,
+            acked=header.acked,
+            sender=_unpacked(header.incarnation),
+            seen=_unpacked(header.seen),
+            x=x,
+            total=total,
+            root=_unpacked_root(header),
+            has_ended=header.ended,
+            half_width=half_width,
+        )
+
+    def _repeat(self, header: pb.Header) -> RepeatedHeader:
         sender = _unpacked(header.incarnation)
         last = self.last
         if last is None or last.content != (header.epoch, header.number, header.base, sender):
-            return Repeat(sender, None)
+            return RepeatedHeader(sender, None)
         root = _unpacked_root(header)
         seen = _unpacked(header.seen)
         repeated = last._replace(acked=header.acked, seen=seen, root=root, has_ended=header.ended)
-        return Repeat(sender, repeated)
+        return RepeatedHeader(sender, repeated)
 
     def _vectors(self, number: int) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-        """The model, how well it is known, and the total, of message `number`."""
+        """Of message `number`: the model, the half width of its intervals (None: exact), and the total."""
         n = self.context.n
-        if not self.context.short:
-            numbers = torch.from_numpy(self.data.view(_FLOATS).astype(np.float32, copy=False))
+        if not self.context.quantized:
+            numbers = torch.from_numpy(self.payload.view(_FLOATS).astype(np.float32, copy=False))
             return numbers[:n], None, numbers[n:]
-        data, code = torch.from_numpy(self.data)[None], Int8Intervals.of_round(n, number)
+        data, code = torch.from_numpy(self.payload)[None], Int8Intervals.of_round(n, number)
         cut = code.size(n, _FLOATS.itemsize)
-        middle, half = code.unpack(data[:, :cut], n, torch.float32)
-        return middle[0], half[0], Int8Codec().unpack(data[:, cut:], n, torch.float32)[0]
+        middle, half_width = code.unpack(data[:, :cut], n, torch.float32)
+        return middle[0], half_width[0], Int8Codec().unpack(data[:, cut:], n, torch.float32)[0]
+
+
+def _split_chunk(chunk: bytes) -> tuple[pb.Header, memoryview]:
+    """Header and payload of a chunk."""
+    if len(chunk) < _LENGTH.size:
+        raise Refused("the frame is shorter than its length field")
+    (length,) = _LENGTH.unpack_from(chunk)
+    available = len(chunk) - _LENGTH.size
+    if length > available:
+        raise Refused(f"the header claims {length} bytes, the frame has {available}")
+    if length > HEADER:
+        raise Refused(f"the header has {length} bytes, at most {HEADER} are allowed")
+    end = _LENGTH.size + length
+    try:
+        header = pb.Header.FromString(chunk[_LENGTH.size : end])
+    except DecodeError:
+        raise Refused("the header cannot be decoded") from None
+    return header, memoryview(chunk)[end:]
 
 
 def check_header(header: pb.Header, context: Context, sender: str) -> None:
-    """Refuse what is not from the sender of the certificate, for us, of this run, model and protocol."""
-    agree(context, [header.protocol], sender, header.version)
+    """Refuse a header that is not of the certificate's owner, this client, run, model or protocol."""
+    choose_protocol(context, [header.protocol], sender, header.version)
     if header.sender != sender:
         raise Refused(
             f"the certificate names {sender!r}, the message claims to be from {header.sender!r}"
@@ -227,7 +275,8 @@ def check_header(header: pb.Header, context: Context, sender: str) -> None:
         raise Refused(f"the message is for {header.receiver!r}, this is {context.name!r}")
     if header.run != context.run:
         raise Refused(f"the message is of run {header.run!r}, this is run {context.run!r}")
-    ours, theirs = context.layout.hex()[:12], header.layout.hex()[:12]
+    ours = context.layout.hex()[:12]
+    theirs = header.layout.hex()[:12]
     if header.layout != context.layout or header.n != context.n or header.dtype != context.dtype:
         raise Refused(
             f"the layout differs: {header.n} {header.dtype} parameters with hash {theirs or 'none'}, "
@@ -255,7 +304,7 @@ def pack_ack(context: Context, ack: Ack) -> bytes:
 
 
 def _check_numbers(*numbers: int) -> None:
-    if max(numbers) >= BOUND:
+    if max(numbers) >= MAX_NUMBER:
         raise Refused(f"the numbers {', '.join(map(str, numbers))} must be below 2^62")
 
 

@@ -45,8 +45,7 @@ def check_client_weights(
             )
         return CheckedWeights(given)
     if isinstance(given, Mapping):
-        is_one_of_several = clients == 1 and len(names) == 1 and len(given) > 1
-        if is_one_of_several and names[0] in map(str, given):
+        if _is_one_of_several(given, names, clients):
             return _weight_of_one_client(given, names[0])
         labels = names or tuple(map(str, range(clients)))
         given = values_by_client(given, labels, "client_weights")
@@ -58,6 +57,11 @@ def check_client_weights(
             f"got {got}; use 'equal'."
         )
     return CheckedWeights(tuple(_check_weight(weight) for weight in given))
+
+
+def _is_one_of_several(given: Mapping[str, float], names: Sequence[str], clients: int) -> bool:
+    """Whether the problem is that of a peer: one client, and weights of several."""
+    return clients == 1 and len(names) == 1 and len(given) > 1 and names[0] in map(str, given)
 
 
 def _weight_of_one_client(given: Mapping[str, float], name: str) -> CheckedWeights:

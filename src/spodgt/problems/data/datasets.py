@@ -161,7 +161,7 @@ def available(directory: Path | None = None) -> list[Row]:
     rows = []
     for name in NAMES:
         complete = [path for path in _search_path(name, directory) if not missing(name, path)]
-        how = HOW[name] if name in FOLDERS else "it comes with spodgt"
+        how = HOW[name] if name in FOLDERS else "included in spodgt"
         if complete:
             size: int | None = _size(name, complete[0])
             rows.append(Row(name, complete[0], how, LICENCES[name], size))

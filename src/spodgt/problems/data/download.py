@@ -245,9 +245,7 @@ def _scratch(name: str, directory: Path | None) -> Iterator[tuple[Path, Path]]:
     """The folder of `name` in the data directory, and a scratch folder on the same disk."""
     datasets.check_name(name)
     if name not in datasets.FOLDERS:
-        raise InvalidData(
-            f"dataset {name!r} comes with spodgt, so there is nothing to get; use it as it is."
-        )
+        raise InvalidData(f"dataset {name!r} is included in spodgt; use it without a download.")
     root = data_directory() if directory is None else Path(directory).expanduser()
     folder = root.absolute() / datasets.FOLDERS[name]
     try:
@@ -310,8 +308,8 @@ def _chunks(name: str, url: str) -> Iterator[tuple[bytes, int | None]]:
         ) from error
 
 
-def _unpack(archive: Path, scratch: Path, wanted: set[str]) -> None:
-    """Copy the `wanted` files out of a tar archive, by the last part of their names."""
+def _unpack(archive: Path, scratch: Path, names: set[str]) -> None:
+    """Copy files out of a tar archive, by the last part of their names."""
     fix = "get the archive again"
     with file_errors(archive, fix):
         source = archive.open("rb")
@@ -319,7 +317,7 @@ def _unpack(archive: Path, scratch: Path, wanted: set[str]) -> None:
         with source, tarfile.open(fileobj=source, mode="r:gz") as tar:
             for member in tar:
                 file = PurePosixPath(member.name).name
-                if not member.isfile() or file not in wanted or (scratch / file).exists():
+                if not member.isfile() or file not in names or (scratch / file).exists():
                     continue
                 expected = f"hold files of at most {MAX_FILE_BYTES} bytes"
                 found = f"{member.size} in {file}"

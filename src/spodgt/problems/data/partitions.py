@@ -251,3 +251,7 @@ def _finished(parts: Sequence[Indices], fix: str) -> list[Indices]:
                 f"every client must get a sample, but client {client} gets none; {fix}."
             )
     return [np.sort(part).astype(np.int64) for part in parts]
+
+
+def __dir__() -> list[str]:
+    return __all__

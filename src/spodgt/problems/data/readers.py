@@ -60,13 +60,10 @@ class Reader:
         """
         opened = self._open(source, client_label)
         if isinstance(opened, Stack):
-            _check_equal_lengths(opened.tree, client_label)
+            opened = _stack_of_tensors(opened, client_label)
             if _is_pair_of_arrays(opened.tree) and self.collate is None:
-                pair = cast(tuple[object, object], opened.tree)
-                inputs = _to_tensor(pair[0], client_label)
-                targets = _to_tensor(pair[1], client_label)
+                inputs, targets = cast(tuple[Tensor, Tensor], opened.tree)
                 return to_samples(inputs, targets, client_label)
-            opened = Stack(tree_map(lambda leaf: _to_tensor(leaf, client_label), opened.tree))
         elif isinstance(opened, tuple | list) and opened and self._may_stack_pairs:
             samples = _stack_pairs(opened, client_label)
             if samples is not None:
@@ -124,6 +121,12 @@ class Reader:
             f"{type(source).__name__}; give (inputs, targets), a list of samples or a torch "
             "Dataset."
         )
+
+
+def _stack_of_tensors(stack: Stack, client_label: str) -> Stack:
+    """The arrays of a stack as tensors, checked for equal lengths."""
+    _check_equal_lengths(stack.tree, client_label)
+    return Stack(tree_map(lambda leaf: _to_tensor(leaf, client_label), stack.tree))
 
 
 def to_samples(inputs: Tensor, targets: Tensor, client_label: str) -> Samples:

@@ -68,7 +68,7 @@ def load_texts(name: str, context: int, directory: Path | None = None) -> Texts:
 
     Args:
         name: "sotu-small", "sotu" or "shakespeare".
-        context: how many characters a model sees at most.
+        context: characters that a model reads at most.
         directory: as for `spodgt.problems.data.load`.
     """
     folder = datasets.folder_of(name, directory)

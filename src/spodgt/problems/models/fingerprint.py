@@ -8,12 +8,22 @@ from __future__ import annotations
 import functools
 import types
 import zlib
+from collections.abc import Iterable
+from typing import cast
 
 from torch import Tensor, nn
 
 from spodgt.problems.models.torch_internals import forward_hooks
 
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None))
+_CONTAINERS = (list, tuple, set, frozenset, dict)
+_CALLABLES = (
+    functools.partial,
+    types.MethodType,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    type,
+)
 _MAX_DEPTH = 8
 
 
@@ -33,14 +43,27 @@ def _describe(value: object, depth: int) -> str:
     """A text that is equal for equal objects in different processes."""
     if isinstance(value, _CONSTANTS):
         return repr(value)
-    if isinstance(value, Tensor) or depth == 0:
+    if depth == 0:
         return type(value).__qualname__
-    if isinstance(value, list | tuple | set | frozenset):
-        items = [_describe(item, depth - 1) for item in value]
-        return f"[{','.join(items)}]"
+    if isinstance(value, _CONTAINERS):
+        return _describe_container(value, depth)
+    if isinstance(value, _CALLABLES):
+        return _describe_callable(value, depth)
+    if isinstance(value, nn.Module):
+        modules = [f"{name}={_describe_layer(part, depth)}" for name, part in value.named_modules()]
+        return ";".join(modules)
+    return type(value).__qualname__  # also of a tensor
+
+
+def _describe_container(value: object, depth: int) -> str:
     if isinstance(value, dict):
         pairs = [f"{key!r}:{_describe(item, depth - 1)}" for key, item in value.items()]
         return f"{{{','.join(pairs)}}}"
+    items = [_describe(item, depth - 1) for item in cast(Iterable[object], value)]
+    return f"[{','.join(items)}]"
+
+
+def _describe_callable(value: object, depth: int) -> str:
     if isinstance(value, functools.partial):
         parts = (value.func, value.args, value.keywords)
         return f"partial({','.join(_describe(part, depth - 1) for part in parts)})"
@@ -49,12 +72,8 @@ def _describe(value: object, depth: int) -> str:
         return f"{function} of {_describe(value.__self__, depth - 1)}"
     if isinstance(value, types.FunctionType):
         return _describe_function(value, depth)
-    if isinstance(value, types.BuiltinFunctionType | type):
-        return f"{value.__module__}.{value.__qualname__}"
-    if isinstance(value, nn.Module):
-        modules = [f"{name}={_describe_layer(part, depth)}" for name, part in value.named_modules()]
-        return ";".join(modules)
-    return type(value).__qualname__
+    assert isinstance(value, types.BuiltinFunctionType | type)
+    return f"{value.__module__}.{value.__qualname__}"
 
 
 def _describe_function(function: types.FunctionType, depth: int) -> str:

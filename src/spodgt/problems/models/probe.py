@@ -131,11 +131,7 @@ class ModelProbe:
         numbers = sum(tensor.numel() for tensor in tensor_leaves(outputs))
         output_size = max(1, numbers // len(indices))
         probe = ModelProbe(module, objective, inputs, targets, accuracy, output_size)
-        probe = probe._check_labels(outputs, data)
-        probe._check_finite_targets(data.samples, "train")
-        if data.test is not None:
-            probe._check_finite_targets(data.test.samples, "test")
-        return probe
+        return probe.check_targets(outputs, data)
 
     def forward(self, module: nn.Module, inputs: Tree) -> Tree:
         """A forward pass of a module, or of a loss(model, batch) with it."""
@@ -144,6 +140,14 @@ class ModelProbe:
         return call_module(module, inputs)
 
     # --- targets ---------------------------------------------------------------------------------
+    def check_targets(self, outputs: Tree, data: ClientData) -> ModelProbe:
+        """Check that targets are classes of the outputs, or finite; see `_check_labels`."""
+        probe = self._check_labels(outputs, data)
+        self._check_finite_targets(data.samples, "train")
+        if data.test is not None:
+            self._check_finite_targets(data.test.samples, "test")
+        return probe
+
     def _check_labels(self, outputs: Tree, data: ClientData) -> ModelProbe:
         """Check that integer targets are classes of the outputs.
 
@@ -151,13 +155,9 @@ class ModelProbe:
             This probe with the target that the loss ignores, or without accuracy if integer
             targets are not classes.
         """
+        if not isinstance(outputs, Tensor) or not self._targets_are_classes():
+            return self
         loss = self.objective.loss
-        if not isinstance(outputs, Tensor) or not isinstance(self.targets, Tensor):
-            return self
-        if self.targets.is_floating_point():
-            return self
-        if not compares_classes(loss) and self.accuracy != "classes":
-            return self
         ignore_index = ignore_index_of(loss)
         classes = outputs.shape[1] if outputs.ndim > 1 else outputs.shape[0]
         invalid = data.first_invalid_label(classes, ignore_index)
@@ -176,6 +176,12 @@ class ModelProbe:
         if isinstance(data.samples, Samples) and not data.has_target(ignore_index):
             return self
         return replace(self, objective=replace(self.objective, ignore_index=ignore_index))
+
+    def _targets_are_classes(self) -> bool:
+        """Whether targets are integers that the loss or the accuracy reads as classes."""
+        if not isinstance(self.targets, Tensor) or self.targets.is_floating_point():
+            return False
+        return compares_classes(self.objective.loss) or self.accuracy == "classes"
 
     def _check_finite_targets(self, samples: AnySamples, label: str) -> None:
         """Refuse NaN or infinite targets, unless the loss of such a sample is finite."""

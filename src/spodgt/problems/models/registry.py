@@ -146,7 +146,7 @@ def resnet18(
 
 
 @dataclass(frozen=True)
-class Recipe:
+class ModelRecipe:
     """A model by name with the loss it is trained with."""
 
     build: Callable[..., nn.Sequential]
@@ -154,11 +154,11 @@ class Recipe:
     options: tuple[str, ...] = ()  # keyword arguments of `build` that a config may set
 
 
-MODELS: dict[str, Recipe] = {
-    "svm": Recipe(linear, multi_margin),
-    "svm-ovr": Recipe(linear, one_vs_rest),
-    "logistic": Recipe(linear, cross_entropy),
-    "mlp": Recipe(mlp, cross_entropy, ("hidden",)),
-    "cnn": Recipe(cnn, cross_entropy, ("width",)),
-    "resnet18": Recipe(resnet18, cross_entropy, ("width", "norm")),
+MODELS: dict[str, ModelRecipe] = {
+    "svm": ModelRecipe(linear, multi_margin),
+    "svm-ovr": ModelRecipe(linear, one_vs_rest),
+    "logistic": ModelRecipe(linear, cross_entropy),
+    "mlp": ModelRecipe(mlp, cross_entropy, ("hidden",)),
+    "cnn": ModelRecipe(cnn, cross_entropy, ("width",)),
+    "resnet18": ModelRecipe(resnet18, cross_entropy, ("width", "norm")),
 }

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from spodgt.errors import Failed, InvalidInput, SpodgtError
 from spodgt.kernels.steps import State, rebuild
-from spodgt.problems import refuse_statistics
+from spodgt.problems.running_statistics import refuse_statistics
 from spodgt.runtimes.distributed.client_blocks import assign_processes, client_costs
 from spodgt.runtimes.distributed.process_group import Group, restarted
 from spodgt.runtimes.distributed.world import DistributedWorld

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from spodgt.kernels.steps import State, rebuild
-from spodgt.problems import refuse_statistics
+from spodgt.problems.running_statistics import refuse_statistics
 from spodgt.runtimes.batch import RunBatch
 from spodgt.runtimes.batch_round import BatchRound, RoundLinks
 from spodgt.runtimes.distributed.client_blocks import ClientBlock, assign_processes, client_costs

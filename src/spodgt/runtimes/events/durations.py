@@ -122,7 +122,7 @@ QUANTITIES: dict[str, type[Quantity]] = {}
 
 
 @recipe(InvalidInput, QUANTITIES)
-class Constant:
+class ConstantDuration:
     """One number for all clients or links, in all rounds.
 
     Args:
@@ -171,7 +171,7 @@ class Uniform:
 
 
 @recipe(InvalidInput, QUANTITIES)
-class Exponential:
+class ExponentialDuration:
     """Exponential above a minimum.
 
     Args:
@@ -339,7 +339,7 @@ def parse_quantity(value: object, name: str, *, may_be_zero: bool) -> Quantity:
             f"time.{name} must be numbers {minimum} or a table with a kind, "
             f"got {short_repr(value)}; use {name} = 1.0."
         )
-    return Constant(float(numbers)) if numbers.ndim == 0 else PerTarget(numbers)
+    return ConstantDuration(float(numbers)) if numbers.ndim == 0 else PerTarget(numbers)
 
 
 def _parse_table(table: Mapping[str, object], name: str, may_be_zero: bool) -> Quantity:
@@ -348,7 +348,7 @@ def _parse_table(table: Mapping[str, object], name: str, may_be_zero: bool) -> Q
     if not isinstance(kind, str) or kind not in QUANTITIES:
         raise InvalidInput(f"time.{name}.kind={kind!r} is not known; {choices(kind, QUANTITIES)}")
     quantity = from_table(QUANTITIES[kind], fields, f"time.{name}")
-    if isinstance(quantity, Constant) and not quantity.value and not may_be_zero:
+    if isinstance(quantity, ConstantDuration) and not quantity.value and not may_be_zero:
         raise InvalidInput(
             f"time.{name}.value must be above 0, got {quantity.value}; use value = 1.0."
         )

@@ -16,7 +16,7 @@ from torch import Tensor
 from spodgt.errors import Incompatible
 from spodgt.kernels.steps import State, rebuild
 from spodgt.participation.roles import HasRoles
-from spodgt.problems import refuse_statistics
+from spodgt.problems.running_statistics import refuse_statistics
 from spodgt.runtimes.batch import RunBatch
 from spodgt.runtimes.events.durations import Time
 from spodgt.runtimes.events.executor import EventExecutor

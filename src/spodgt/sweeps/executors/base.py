@@ -10,7 +10,7 @@ from spodgt.sweeps.cell import Job, OnEvent
 SAVE_SECONDS = 120.0  # time for a cell to save a checkpoint when its sweep is interrupted
 
 
-class Executor(Protocol):
+class JobExecutor(Protocol):
     """Runs jobs, in any order and place."""
 
     def submit(self, job: Job) -> None:

@@ -1,0 +1,82 @@
+"""`spodgt.join` for the Trainer of Lightning.
+
+    callback = SpodgtCallback("peers/lima", block_steps=50)
+    Trainer(max_epochs=3, callbacks=[callback]).fit(module, loader)
+
+Lightning computes gradients in a closure that it hands to the optimizer, and clips them there. The
+callback corrects before that clipping, so `gradient_clip_val` may be used.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.optim import Optimizer
+from typing_extensions import Unpack
+
+from spodgt.errors import InvalidInput
+from spodgt.integrations.site_callback import JoinOptions, SiteSession, find_scores
+
+_SCORES = {
+    "loss": ("val_loss", "train_loss", "loss"),
+    "accuracy": ("val_accuracy", "val_acc", "accuracy"),
+}
+_SHARDING = ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy")
+
+
+class SpodgtCallback(Callback):  # type: ignore[misc]
+    """Makes a Lightning Trainer one site of a run.
+
+    Args:
+        folder: Of the site, made by `spodgt peer init --script` and `spodgt peer issue`.
+        options: Those of `spodgt.join`, such as block_steps.
+
+    The metrics val_loss and val_accuracy are reported to `spodgt peer status`.
+    """
+
+    def __init__(self, folder: str | Path, **options: Unpack[JoinOptions]) -> None:
+        self.session = SiteSession(folder, options)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Join the run; the optimizer exists now."""
+        strategy = type(trainer.strategy).__name__
+        if strategy in _SHARDING:
+            raise InvalidInput(
+                f"{strategy} shards parameters over processes; use strategy='ddp' in a site."
+            )
+        if len(trainer.optimizers) != 1:
+            raise InvalidInput(
+                f"the module has {len(trainer.optimizers)} optimizers, a site can correct one; "
+                "return one optimizer from configure_optimizers."
+            )
+        schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+        scheduler = schedulers[0] if schedulers else None
+        self.session.begin(pl_module, trainer.optimizers[0], scheduler)
+
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
+    ) -> None:
+        """Correct the gradients before Lightning clips them."""
+        site = self.session.site
+        is_fused = any(group.get("fused") for group in optimizer.param_groups)
+        if site is not None and not is_fused:  # a fused optimizer unscales gradients in its step
+            site.correct()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Report the newest scores."""
+        self.session.report(find_scores(trainer.callback_metrics, _SCORES))
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Report the newest scores."""
+        self.session.report(find_scores(trainer.callback_metrics, _SCORES))
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """End the last block and leave the run."""
+        self.session.end()
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Leave the run; what was committed remains."""
+        self.session.end(exception)

@@ -1,0 +1,89 @@
+"""`spodgt.join` for the Trainer of Hugging Face transformers, with and without PEFT adapters.
+
+    callback = SpodgtCallback("peers/lima", block_steps=50)
+    Trainer(model, TrainingArguments(..., max_grad_norm=0), ..., callbacks=[callback]).train()
+
+The Trainer clips gradients before the step of the optimizer. The correction must come before the
+clipping, so `max_grad_norm` must be 0; the callback has an option `max_norm` of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import nn
+from torch.optim import Optimizer
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from typing_extensions import Unpack
+
+from spodgt.errors import InvalidInput
+from spodgt.integrations.site_callback import JoinOptions, SiteSession, find_scores
+from spodgt.sites.checkpoint import HasState
+
+_SCORES = {"loss": ("eval_loss", "loss"), "accuracy": ("eval_accuracy",)}
+
+
+class SpodgtCallback(TrainerCallback):  # type: ignore[misc]
+    """Makes a Trainer one site of a run.
+
+    Args:
+        folder: Of the site, made by `spodgt peer init --script` and `spodgt peer issue`.
+        options: Those of `spodgt.join`, such as block_steps. max_norm clips gradients.
+
+    The losses and accuracies that the Trainer logs are reported to `spodgt peer status`.
+    """
+
+    def __init__(self, folder: str | Path, **options: Unpack[JoinOptions]) -> None:
+        self.session = SiteSession(folder, options)
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        model: nn.Module,
+        optimizer: Optimizer,
+        lr_scheduler: HasState | None = None,
+        **others: object,
+    ) -> None:
+        """Join the run; the optimizer exists now."""
+        check_arguments(args)
+        self.session.begin(model, optimizer, lr_scheduler)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, object] | None = None,
+        **others: object,
+    ) -> None:
+        """Report the newest scores."""
+        self.session.report(find_scores(logs or {}, _SCORES))
+
+    def on_train_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **others: object,
+    ) -> None:
+        """End the last block and leave the run."""
+        self.session.end()
+
+
+def check_arguments(args: TrainingArguments) -> None:
+    """Refuse arguments with which the limit would not be exact, or that shard the model."""
+    if args.max_grad_norm:
+        raise InvalidInput(
+            f"max_grad_norm={args.max_grad_norm} clips gradients before they are corrected, which "
+            "moves the limit; use max_grad_norm=0 in TrainingArguments and "
+            f"SpodgtCallback(..., max_norm={args.max_grad_norm})."
+        )
+    for name in ("fsdp", "deepspeed"):
+        if getattr(args, name, None):
+            raise InvalidInput(
+                f"{name} shards parameters over processes; use DistributedDataParallel in a site."
+            )

@@ -1,0 +1,119 @@
+"""SpodgtCallback in a real Trainer: raw gradients, clipping, accumulation, scores, adapters."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from spodgt.errors import InvalidInput
+from spodgt.sites.layout import model_row
+from tests.integrations.one_site import D, LocalSession
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    from spodgt.integrations.transformers import SpodgtCallback
+
+pytestmark = pytest.mark.filterwarnings("default")  # of other libraries
+
+
+class Slope(nn.Module):
+    """The loss is slope * sum(w), so the gradient is the mean slope of a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(3))
+
+    def forward(self, slope: Tensor) -> dict[str, Tensor]:
+        return {"loss": (slope.mean() * self.w).sum()}
+
+
+def train(
+    folder: Path, session: LocalSession, *, slopes: list[float], **options: Any
+) -> tuple[Slope, Any]:
+    callback = SpodgtCallback("unused")
+    callback.session = session
+    settings: dict[str, Any] = {
+        "max_grad_norm": 0,
+        "per_device_train_batch_size": 1,
+        "max_steps": 1,
+        "learning_rate": 1.0,
+        "lr_scheduler_type": "constant",
+        "optim": "sgd",
+        "report_to": "none",
+        "save_strategy": "no",
+        "logging_steps": 1,
+        "disable_tqdm": True,
+        "use_cpu": True,
+        **options,
+    }
+    model = Slope()
+    trainer = transformers.Trainer(
+        model,
+        transformers.TrainingArguments(str(folder), **settings),
+        train_dataset=[{"slope": torch.tensor(slope)} for slope in slopes],
+        callbacks=[callback],
+    )
+    trainer.train()
+    return model, trainer
+
+
+def test_trainer_records_the_raw_gradient_and_steps_along_the_corrected_one(tmp_path: Path) -> None:
+    session = LocalSession()
+    model, _ = train(tmp_path, session, slopes=[0.5])
+    assert torch.allclose(session.correction.gradient_sum, torch.full((3,), 0.5))
+    assert torch.allclose(model.w, torch.full((3,), 1 - 0.5 - D))
+    assert session.ended is True
+    assert "loss" in session.scores[0]
+
+
+def test_gradient_accumulation_is_one_step(tmp_path: Path) -> None:
+    session = LocalSession()
+    train(tmp_path, session, slopes=[1.0, 2.0, 3.0, 4.0], gradient_accumulation_steps=4)
+    assert session.correction.steps == 1
+    assert torch.allclose(session.correction.gradient_sum, torch.full((3,), 2.5))
+
+
+def test_max_norm_clips_the_corrected_gradient(tmp_path: Path) -> None:
+    session = LocalSession(max_norm=0.1)
+    model, _ = train(tmp_path, session, slopes=[0.5])
+    assert torch.allclose(session.correction.gradient_sum, torch.full((3,), 0.5))
+    assert float((model.w.detach() - 1).norm()) == pytest.approx(0.1, rel=1e-4)
+
+
+def test_clipping_of_the_trainer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"max_grad_norm=1\.0 clips .* use max_grad_norm=0"):
+        train(tmp_path, LocalSession(), slopes=[0.5], max_grad_norm=1.0)
+
+
+def test_accelerate_wrapper_of_the_optimizer_is_found(tmp_path: Path) -> None:
+    """A plain loop with Accelerate: `accelerator.prepare` wraps model and optimizer."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    plain = Slope()
+    model, optimizer = accelerator.prepare(plain, torch.optim.SGD(plain.parameters(), lr=1.0))
+    session = LocalSession()
+    session.begin(model, optimizer)
+    accelerator.backward(model(torch.tensor([0.5]))["loss"])
+    optimizer.step()
+    session.end()
+    assert torch.allclose(plain.w, torch.full((3,), 1 - 0.5 - D))
+
+
+def test_adapters_are_the_only_columns() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        peft = pytest.importorskip("peft")
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["0"]))
+    layout = model_row(adapted).layout
+    assert layout.tracked == 2 * (4 + 4)
+    assert all("lora" in spec.name for spec in layout.parameters)
+    assert layout.frozen
