@@ -99,24 +99,34 @@ def _svm(name: str, chance: float | None, count: int) -> Callable[[int], None]:
     return _simulate(_runs(name, problem, chance, count, _geometric(10)))
 
 
-def _many_clients() -> Callable[[int], None]:
+def _many_clients(clients: int = 10_000, samples: int = 16) -> Callable[[int], None]:
+    import networkx
+    import torch
+
     import spodgt
 
-    network = spodgt.graphs.KRegular(10_000, 8)
-    problem = spodgt.problems.classification(
-        clients=10_000, partition=spodgt.problems.data.IID(), batch_size=1
+    generator = torch.Generator().manual_seed(0)
+    data = []
+    for _ in range(clients):
+        images = torch.randint(256, (samples, 784), generator=generator, dtype=torch.uint8)
+        data.append((images, torch.randint(10, (samples,), generator=generator)))
+    problem = spodgt.Learning(
+        torch.nn.Linear(784, 10), torch.nn.MultiMarginLoss(), data, batch_size=8
     )
-    return _simulate(
-        _runs("spod-gt", problem, 0.5, 1, lambda seed: spodgt.Network.draw(network, seed=seed))
-    )
+    graph = networkx.random_regular_graph(8, clients, seed=0).to_directed()
+    network = spodgt.Network.from_networkx(graph)
+    return _simulate(_runs("spod-gt", problem, 0.5, 1, lambda seed: network))
 
 
 def _virtual(duration: dict[str, Any], latency: float) -> Callable[[int], None]:
     import spodgt
-    from spodgt.runtimes.events.world import EventWorld
 
     problem = spodgt.problems.classification(clients=10)
     runs = _runs("spod-gt-memory", problem, 0.5, 1, _geometric(10))
+    try:
+        from spodgt.runtimes.events.world import EventWorld
+    except ModuleNotFoundError:  # before 0.3
+        from spodgt.runtimes.virtual.world import VirtualWorld as EventWorld
     world = EventWorld(runs, spodgt.Time(duration, latency=latency))
     state = world.init()
     k = 0
@@ -136,14 +146,16 @@ def _network(name: str) -> Callable[[int], None]:
     import torch
 
     import spodgt
-    from spodgt.problems.data import load_texts
-    from spodgt.problems.data.text_corpora import ALPHABET
-    from spodgt.problems.text import Text, speeches
 
     texts: dict[str, Any] = {"clients": 12, "batch_size": 8, "test_samples": 240}
     if name == "transformer":
+        from spodgt.problems.text import speeches
+
         problem = speeches(**texts)
     elif name == "lstm":
+        from spodgt.problems.data import load_texts
+        from spodgt.problems.data.text_corpora import ALPHABET
+        from spodgt.problems.text import Text
 
         class Recurrent(torch.nn.Module):
             def __init__(self) -> None:
@@ -219,9 +231,8 @@ def compare(name: str, old_root: Path, slices: int, threads: int) -> str:
     old = Version(old_root, name, threads)
     new = Version(HERE, name, threads)
     rounds = 16
-    while old.compute(rounds)[0] < SLICE / 4:
+    while old.compute(rounds)[0] < SLICE / 2:
         rounds *= 2
-    rounds *= 4
     new.compute(rounds)
     seconds = np.array([[old.compute(rounds), new.compute(rounds)] for _ in range(slices)])
     old.close()

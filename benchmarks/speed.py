@@ -8,12 +8,13 @@ Against three yardsticks, on the same networks, data, participation and seeds:
 
 Every figure is the best of several repeats; the spread is printed beside it. Sections: memory, svm,
 logistic, busy, methods, outside, large, networks, mixing, rows, million, growth, start. Results: speed.json
-and growth.png in benchmarks/results.
+and growth.png in benchmarks/results; the ratios are appended to history.jsonl.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import json
 import os
@@ -22,6 +23,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -29,6 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import history
 import numpy as np
 import torch
 from rich.console import Console
@@ -149,6 +152,13 @@ def torch_loop(run: Run) -> Callable[[], None]:
         else torch.nn.MultiMarginLoss()
     )
     inputs, targets = problem.samples.inputs, problem.samples.targets
+    if targets.ndim > 1:  # a class for every character of a text
+        loss = problem.model.loss
+
+    def read(chosen: torch.Tensor) -> torch.Tensor:
+        batch = inputs[chosen]
+        return batch.float() / 255 if problem.samples.scales_bytes else batch
+
     shares = [torch.from_numpy(problem.client_indices[i]) for i in range(network.clients)]
     y = [[torch.zeros_like(p) for p in model.parameters()] for model in models]
     g = [[torch.zeros_like(p) for p in model.parameters()] for model in models]
@@ -181,7 +191,7 @@ def torch_loop(run: Run) -> Callable[[], None]:
             if computes[i]:
                 chosen = shares[i][torch.randperm(len(shares[i]))[:16]]
                 optimisers[i].zero_grad()
-                loss(model(inputs[chosen].float() / 255), targets[chosen]).backward()
+                loss(model(read(chosen)), targets[chosen]).backward()
             for n, p in enumerate(model.parameters()):
                 new = p.grad.clone() if computes[i] else torch.zeros_like(p)
                 y[i][n] += new - g[i][n]
@@ -652,6 +662,95 @@ def networks(power: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
+def workers(seeds: int = 5, count: int = 2, rounds: int = 200) -> list[dict[str, Any]]:
+    """Seeds of a network in worker processes, by turns with the loop of one run on one thread.
+
+    Seconds of a round are the difference of a long and a short call of `train`, without their
+    start. Memory is that of all processes, shared pages divided among them, above one process.
+    """
+    rows = []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    for name, make in small_networks().items():
+        if "resnet" in name:
+            continue
+        problem = make()
+        network = geometric(problem.clients)(0)
+        loop = torch_loop(make_runs(problem, 1, 0.5, geometric(problem.clients))[0])
+        loop()
+
+        def train(
+            length: int, problem: Learning = problem, network: spodgt.Network = network
+        ) -> float:
+            began = time.perf_counter()
+            spodgt.train(
+                "spod-gt",
+                problem,
+                network,
+                spodgt.Bernoulli(0.5, 0.5),
+                rounds=length,
+                seeds=range(seeds),
+                workers=count,
+                evaluations=2,
+                progress=False,
+            )
+            return time.perf_counter() - began
+
+        slow, fast = [], []
+        with MemoryWatch() as watch:
+            for _ in range(3):
+                short = train(rounds // 5)
+                fast.append((train(rounds) - short) / (rounds - rounds // 5) / seeds)
+                slow.append(best(loop, repeats=1, least=2.0)[0])
+        rows.append(
+            {
+                "workload": f"{name}, {seeds} seeds, {count} workers",
+                "rounds_per_s": 1 / min(fast),
+                "times_loop": min(slow) / min(fast),
+                "times_loop_median": float(np.median(np.array(slow) / np.array(fast))),
+                "added_mb": watch.added / 2**20,
+            }
+        )
+    torch.set_num_threads(threads)
+    return rows
+
+
+class MemoryWatch:
+    """Measures the memory of this process and its children (Linux), every tenth of a second.
+
+    `added` is the largest increase over the memory at the start, in bytes.
+    """
+
+    def __enter__(self) -> MemoryWatch:
+        self.ended = threading.Event()
+        self.first = self._memory()
+        self.added = 0
+        self.thread = threading.Thread(target=self._watch, daemon=True)
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ended.set()
+        self.thread.join()
+
+    def _watch(self) -> None:
+        while not self.ended.wait(0.1):
+            self.added = max(self.added, self._memory() - self.first)
+
+    @staticmethod
+    def _memory() -> int:
+        """The proportional set sizes: a page that n processes share counts 1/n in each."""
+        total = 0
+        own = os.getpid()
+        children = Path(f"/proc/{own}/task/{own}/children").read_text().split()
+        for process in (str(own), *children):
+            with contextlib.suppress(OSError):  # it may have ended
+                for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
+                    if line.startswith("Pss:"):
+                        total += int(line.split()[1]) * 1024
+        return total
+
+
 def alternating(steps: dict[str, Callable[[], None]], repeats: int = 9) -> dict[str, np.ndarray]:
     """Seconds of each, taken by turns, so that other work on the machine slows all of them alike."""
     for step in steps.values():
@@ -959,6 +1058,7 @@ def main() -> None:
         "outside": lambda: [outside()],
         "large": lambda: large(power),
         "networks": lambda: networks(power),
+        "workers": workers,
         "mixing": lambda: mixing(power),
         "rows": short_rows,
         "million": million,
@@ -980,6 +1080,7 @@ def main() -> None:
     for name in wanted:
         results[name] = makers[name]()
         show(name, results[name])
+        history.append(name, results[name], power)
         if name == "growth":
             results["slope_of_links"] = draw_growth(results[name])
             CONSOLE.print(f"slope of time against links: {results['slope_of_links']:.3f}")

@@ -111,7 +111,7 @@ def text(name: str, page: Page, out: Path, absent: Sequence[str]) -> Iterator[st
     if any(learned(record) for record in page.records):
         yield from tables(page, metric)
     yield "## Repeat it\n"
-    yield f"```\n{page.command}\n```\n"
+    yield f"<!-- not run: takes minutes to hours -->\n```sh\n{page.command}\n```\n"
     yield f"{page.setting[:1].upper()}{page.setting[1:]}. {cost(page)}\n"
     files = [f"[{name}{part}.csv]({name}{part}.csv)" for part in ("", "-summary", "-differences")]
     yield f"Numbers of every cell, method and seed: {', '.join(files)}. Figure: [PDF]({name}.pdf)."

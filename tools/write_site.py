@@ -12,6 +12,8 @@ In the written pages such links are those of the site. Comments that only the si
     <!-- metrics -->                         all metrics
     <!-- train options -->                   all options of train and compare
     <!-- method classes -->                  all methods: their updates, hyperparameters, classes
+    <!-- history -->                         speed of the simulator at its commits, as a table
+    <!-- history picture -->                 the same as a picture
 
 The folder also gets llms.txt, a list of the pages for language models, and llms-full.txt with their text.
 No step depends on the program that makes HTML of the folder: any that reads Markdown can.
@@ -26,12 +28,13 @@ import re
 import shutil
 import sys
 import textwrap
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tools import pages
+from tools import history, pages
 from tools.commands import commands
 from tools.tables import csv_table, method_classes, metrics, train_options
 
@@ -48,12 +51,15 @@ PUBLISHED = {
     "SECURITY.md": "explanation/security.md",
     "benchmarks/results/README.md": "results/speed.md",
     "benchmarks/results/growth.png": "results/growth.png",
+    "benchmarks/results/history.jsonl": "results/history.jsonl",
 }
-GENERATED = {
+GENERATED: dict[str, Callable[[], str]] = {
     "commands": commands,
     "metrics": metrics,
     "method classes": method_classes,
     "train options": train_options,
+    "history": history.table,
+    "history picture": lambda: "![ratios against commits](history.png)",
 }
 HOME = "---\nhide: [navigation, toc]\n---\n\n"  # the home page has the whole width
 _LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
@@ -249,6 +255,7 @@ def main() -> None:
     if runs:
         site.run(folder)
     site.write(folder, with_pictures=runs)
+    history.draw(folder / "results" / "history.png")
     site.write_llms(folder)
 
 

@@ -1,10 +1,11 @@
-"""NAME: what the method does, in one line [citationkey of docs/reference/literature.md].
+"""NAME: what the method does, in one line [key of docs/reference/literature.md].
 
-    x⁺ = W x - η g        the update in the paper's letters; `step` repeats it line by line
+    x⁺ = W x - η g        the paper's letters; `step` repeats the update line by line
 
 What the formula leaves out: conditions, the limit, and which choices are ours.
-A skeleton: copy it to src/spodgt/algorithms/your_method.py, rename everything, add "your_method" to METHODS
-in registry.py, and delete the comments that are not about your method. CONTRIBUTING.md has the checklist.
+A skeleton: copy it to src/spodgt/algorithms/your_method.py, rename everything, add
+"your_method" to METHODS in registry.py, and delete the comments that are not about your
+method. CONTRIBUTING.md has the checklist.
 """
 
 from dataclasses import dataclass
@@ -15,16 +16,16 @@ from spodgt.algorithms.base import Algorithm, Rate, Round, Tensor, Traits
 
 class SkeletonState(NamedTuple):  # or GradientState, TrackingState of base.py
     x: Tensor  # (clients, parameters) models, always first
-    g: Tensor  # a gradient that is needed twice is kept: `round.grad` draws a fresh mini-batch
+    g: Tensor  # a gradient that is needed twice: `round.grad` draws a new mini-batch
 
 
 @dataclass(frozen=True)
-class Skeleton(Algorithm[SkeletonState]):  # `traits.state` takes the names of the fields
+class Skeleton(Algorithm[SkeletonState]):  # `traits.state` has the fields' names
     name = "skeleton"  # the file's name with hyphens
     traits = Traits(
         source="spodgt",  # the citation key
-        mixing="gossip",  # what `step` calls: pull, push, both, gossip, a server's average or none
-        sporadic_clients="no",  # idle clients: "yes" goes on, "waits" for them, "no" refuses
+        mixing="gossip",  # `step` calls pull, push, pull+push, gossip, server or none
+        sporadic_clients="no",  # idle clients: "yes" continues, "waits", "no" refuses
         sporadic_links="yes",
         mixed_fields=(
             ("gossip", "x"),

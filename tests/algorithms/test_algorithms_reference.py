@@ -350,6 +350,7 @@ def test_a_client_averages_with_one_neighbour_and_steps() -> None:
     bench.agrees(out)
 
 
+@pytest.mark.slow
 def test_the_bias_of_ad_psgd_shrinks_with_its_step() -> None:
     """Who wakes is random, so models move about: their mean over time is what has a limit."""
     problem, network = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 from torch.testing import assert_close
 
@@ -25,20 +24,20 @@ def test_row_stochastic_averaging_ends_near_the_minimiser_by_perron_weights() ->
     assert float((x - problem.optimum()).norm(dim=1).min()) > 0.05
 
 
-@pytest.mark.parametrize("name", ["tracked-diloco", "local-sgp", "local-sgd", "fedavg"])
-def test_baselines_are_biased_where_local_gt_is_exact(name: str) -> None:
+def test_baselines_are_biased_where_local_gt_is_exact() -> None:
     """Clients that take different numbers of local steps."""
+    biased = ["tracked-diloco", "local-sgp", "local-sgd", "fedavg"]
     problem = Quadratic.random(5, 2, seed=1, condition=3)
     network = Network.draw(graphs.ErdosRenyi(5, 0.4), seed=1)
     participation = Bernoulli(np.linspace(0.2, 1, 5), 0.7)
     errors = {}
-    for each in (name, "local-gt", "scaffold"):
+    for each in (*biased, "local-gt", "scaffold"):
         algorithm = method(each, step_size=0.05, local_steps=8)
         run = make_run(algorithm, problem, network, participation, seed=1)
         errors[each] = float((final(run, 3000).x - problem.optimum()).norm(dim=1).max())
     assert errors["local-gt"] < 1e-8
     assert errors["scaffold"] < 1e-8
-    assert errors[name] > 1e-2
+    assert min(errors[name] for name in biased) > 1e-2
 
 
 def test_pseudo_gradients_are_conserved() -> None:

@@ -148,10 +148,17 @@ def test_a_failing_task_ends_the_call_when_all_threads_have_ended(
 
 
 @needs_loops
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("features", [9, 48, 100])
-@pytest.mark.parametrize("batch_size", [4, 20])
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float64])
+@pytest.mark.parametrize(
+    ("bias", "features", "batch_size", "dtype"),
+    [  # every pair of values
+        (True, 9, 4, torch.uint8),
+        (False, 9, 20, torch.float64),
+        (True, 48, 20, torch.uint8),
+        (False, 48, 4, torch.float64),
+        (True, 100, 4, torch.float64),
+        (False, 100, 20, torch.uint8),
+    ],
+)
 def test_models_of_any_shape_are_followed(
     bias: bool, features: int, batch_size: int, dtype: torch.dtype
 ) -> None:

@@ -336,6 +336,7 @@ def test_short_messages_lose_nothing(crash: str) -> None:
             assert world.audit().error <= EXACT  # type: ignore[operator]
 
 
+@pytest.mark.slow
 def test_short_messages_reach_the_optimum() -> None:
     world = World(4, n=90, rebase_every=4, quantized=True)
     lockstep(world, 1500)

@@ -73,9 +73,9 @@ def exact(world: World) -> None:
     [
         (TWO_WAY, {}),
         (ONE_WAY, {}),
-        (ONE_WAY, {"proximal": 0.1}),
-        (TWO_WAY, {"adam": True}),
-        (TWO_WAY, {"running_mean": 0.2}),
+        pytest.param(ONE_WAY, {"proximal": 0.1}, marks=pytest.mark.slow),
+        pytest.param(TWO_WAY, {"adam": True}, marks=pytest.mark.slow),
+        pytest.param(TWO_WAY, {"running_mean": 0.2}, marks=pytest.mark.slow),
     ],
 )
 def test_relay_reaches_the_optimum_and_loses_nothing(
@@ -100,7 +100,7 @@ def test_relay_reaches_the_optimum_and_loses_nothing(
     assert all(link.number == 0 for link in idle), root  # links of no tree carry nothing
 
 
-@pytest.mark.parametrize("links", [TWO_WAY, EXPONENTIAL])
+@pytest.mark.parametrize("links", [TWO_WAY, pytest.param(EXPONENTIAL, marks=pytest.mark.slow)])
 def test_a_root_that_dies_is_replaced_by_the_manifest_alone(links: list[tuple[int, int]]) -> None:
     world = relayed(links)
     lockstep(world, 5)
@@ -148,7 +148,7 @@ def test_a_leaf_that_dies_is_left_out_of_the_next_epoch_and_returns() -> None:
     exact(world)
 
 
-@pytest.mark.parametrize("crashes", [False, True])
+@pytest.mark.parametrize("crashes", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_root_that_loses_its_disk_leads_on_from_a_model_of_its_neighbours(crashes: bool) -> None:
     world = relayed(TWO_WAY)
     lockstep(world, 300)

@@ -49,9 +49,18 @@ def problem_of(weighting: str, model: nn.Module | None = None, **options: Any) -
 
 
 # --- what is minimised ----------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", ["spod-gt-memory", "fedavg", "sgd", "mifa", "k-gt", "relay"])
+OPTIMA: list[tuple[Any, float]] = [("equal", 0.5), ("samples", 9 / 909), ([1.0, 3.0], 0.75)]
+OTHERS = ("fedavg", "sgd", "mifa", "k-gt", "relay")
+
+
 @pytest.mark.parametrize(
-    ("weights", "optimum"), [("equal", 0.5), ("samples", 9 / 909), ([1.0, 3.0], 0.75)]
+    ("name", "weights", "optimum"),
+    [
+        *(("spod-gt-memory", *case) for case in OPTIMA),
+        *((name, "samples", 9 / 909) for name in OTHERS),
+        *(pytest.param(name, "equal", 0.5, marks=pytest.mark.slow) for name in OTHERS),
+        *(pytest.param(name, [1.0, 3.0], 0.75, marks=pytest.mark.slow) for name in OTHERS),
+    ],
 )
 def test_all_methods_minimise_the_weighted_mean(name: str, weights: Any, optimum: float) -> None:
     """900 zeros against 9 ones."""

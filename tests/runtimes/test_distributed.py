@@ -98,8 +98,25 @@ SOME = ("spod-gt", "k-gt", "frost", "gossip-push-pull", "dsgd", "sgd")
 SIZES = [3, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 2, 4))]
 
 
+# One method of each way to mix and to activate clients; `make test-slow` runs all methods.
+FAMILIES = [
+    "spod-gt-memory",
+    "relay",
+    "relay-sum",
+    "push-diging",
+    "asy-sonata",
+    "ad-psgd",
+    "extra",
+    "fedavg",
+    "mifa",
+    "local-gt",
+]
+OTHERS = [name for name in ALGORITHMS if name not in FAMILIES]
+EVERY = [*FAMILIES, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+
+
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", EVERY)
 def test_trajectory_is_the_simulators(pool: Pool, name: str, size: int) -> None:
     """Two runs, of which one ends before the other."""
     assert max(pool(size, farthest, name, Stop(rounds=30, delay=60.0))) <= 1e-12

@@ -115,7 +115,7 @@ class CoefficientTables:
         fields = {name: tensor.numpy()[:, 0].astype(np.float64) for name, tensor in narrow.items()}
         factors = np.empty((rounds, len(self.program.coefficients), len(self.batch.p)), self.dtype)
         weights = self.weights(activity)
-        active = self.active(activity)
+        active = active_masks(activity)
         for r in range(rounds):
             members = {name: _of_round(values, r) for name, values in inputs.members.items()}
             here = _Inputs(members, fields, _active_weights(weights, active, r))
@@ -209,12 +209,13 @@ class CoefficientTables:
         """Round to the precision of the models, in which weights and narrow fields are stored."""
         return values.astype(self.dtype).astype(np.float64)
 
-    def active(self, activity: Activity) -> Bools:
-        """(1, rounds, links), or (2, rounds, links) if pulls and pushes have different links."""
-        pull, push = activity.links
-        if push is not None:
-            return np.stack([pull, push])
-        return pull[None]
+
+def active_masks(activity: Activity) -> Bools:
+    """(1, rounds, links), or (2, rounds, links) if pulls and pushes have different links."""
+    pull, push = activity.links
+    if push is not None:
+        return np.stack([pull, push])
+    return pull[None]
 
 
 def _of_round(values: Array, r: int) -> Array:

@@ -17,7 +17,7 @@ from torch import Tensor
 from spodgt.algorithms.base import Algorithm
 from spodgt.algorithms.compose.schedules import with_fixed_rate
 from spodgt.engine import fits_loops
-from spodgt.kernels.coefficients import STEP_SIZE, CoefficientTables
+from spodgt.kernels.coefficients import STEP_SIZE, CoefficientTables, active_masks
 from spodgt.kernels.links import columns_per_block
 from spodgt.kernels.program import MATRICES, Program, trace
 from spodgt.kernels.steps import Activity, Batch, State, rebuild
@@ -93,7 +93,7 @@ class CompiledRounds:
         narrow = {name: given[name] for name in self.tables.program.narrow}
         factors, masks, narrow = self.tables.evaluate(activity, narrow)
         weights = self.tables.weights(activity)
-        active = self.tables.active(activity)
+        active = active_masks(activity)
         rounds = _Rounds(activity.first, factors, masks, weights, active)
         self._advance_runs(rounds)
         after = {**fields, **narrow}

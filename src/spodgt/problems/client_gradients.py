@@ -167,9 +167,8 @@ def read_linear_data(
         return None
     samples = data.stacked
     inputs = samples.inputs
-    if inputs.device.type != "cpu" or not inputs.is_contiguous():
-        return None
-    if inputs.dtype not in (torch.uint8, dtype):
+    is_readable = inputs.device.type == "cpu" and inputs.is_contiguous()
+    if not is_readable or inputs.dtype not in (torch.uint8, dtype):
         return None
     scale = 1.0
     if inputs.dtype == torch.uint8 and samples.scales_bytes:

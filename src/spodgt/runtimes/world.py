@@ -148,29 +148,42 @@ class CheckpointBatch(NamedTuple):
         state = {}
         for name in points[0].state:
             state[name] = torch.cat([point.state[name] for point in points])
-        counts = Tally.zeros(runs)
-        for number, point in checkpoints.items():
-            for total, count in zip(counts.of_run(runs, number), point.counts, strict=True):
-                total[:] = count
-        exchanged = None
-        if any(point.exchanged is not None for point in points):
-            models = [p.exchanged or Exchanged(p.state["x"], p.statistics) for p in points]
-            exchanged = Exchanged(
-                torch.cat([each.x for each in models]),
-                torch.cat([each.statistics for each in models]),
-            )
         return CheckpointBatch(
             k=points[0].k,
             delay=np.array([point.delay for point in points]),
             state=state,
             statistics=torch.cat([point.statistics for point in points]),
-            counts=counts,
-            exchanged=exchanged,
+            counts=_join_counts(runs, checkpoints),
+            exchanged=_join_exchanged(points),
         )
 
     def to_state(self, like: State, names: Sequence[str], device: torch.device) -> State:
         """The state of the runs, of the type of `like`; `names` are those of its fields."""
         return rebuild(like, [self.state[name].to(device) for name in names])
+
+
+def _join_counts(runs: Sequence[Run], checkpoints: Mapping[int, RunCheckpoint]) -> Tally:
+    """The counts of all runs; zeros for those without a checkpoint."""
+    counts = Tally.zeros(runs)
+    for number, point in checkpoints.items():
+        own = counts.of_run(runs, number)
+        own.gradients[:] = point.counts.gradients
+        own.messages[:] = point.counts.messages
+        own.bytes[:] = point.counts.bytes
+    return counts
+
+
+def _join_exchanged(points: Sequence[RunCheckpoint]) -> Exchanged | None:
+    """The models of the last exchange; None if no run is between local steps."""
+    if all(point.exchanged is None for point in points):
+        return None
+    models = []
+    statistics = []
+    for point in points:
+        exchanged = point.exchanged or Exchanged(point.state["x"], point.statistics)
+        models.append(exchanged.x)
+        statistics.append(exchanged.statistics)
+    return Exchanged(torch.cat(models), torch.cat(statistics))
 
 
 class Communicator(Protocol):

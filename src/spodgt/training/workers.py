@@ -35,7 +35,7 @@ from spodgt import errors
 from spodgt._util.deprecation import RenamedKey
 from spodgt.errors import Failed, InvalidInput, SpodgtError
 from spodgt.problems.protocols import CompiledGradient
-from spodgt.record.run_folder import CheckpointFile, write
+from spodgt.record.run_folder import CheckpointFile, RunFolder, write
 from spodgt.runtimes.loop import STRIDE, Stop, begin, run_rounds
 from spodgt.runtimes.world import Run, RunCheckpoint, Runtime
 from spodgt.thread_pool import thread_count
@@ -179,7 +179,7 @@ class WorkerPool:
             KeyboardInterrupt: after Ctrl-C, when all workers have saved.
             Failed: if a worker died; the other workers have saved.
         """
-        logs = self._create_log_folder()
+        logs = _create_log_folder(self.executor.folder)
         succeeded = False
         try:
             self._create_jobs(labels, logs)
@@ -195,13 +195,6 @@ class WorkerPool:
                 shutil.rmtree(logs, ignore_errors=True)
             with contextlib.suppress(OSError):  # some logs are not empty
                 logs.rmdir()
-
-    def _create_log_folder(self) -> Path:
-        if self.executor.folder is None:
-            return Path(tempfile.mkdtemp("-spodgt-workers"))
-        logs = self.executor.folder.path / LOGS
-        logs.mkdir(exist_ok=True)
-        return logs
 
     def _create_jobs(self, labels: Sequence[str], logs: Path) -> None:
         """Create a job for every run, and write its checkpoint to a file of its own."""
@@ -360,19 +353,29 @@ class WorkerPool:
         show = self.executor.settings.progress
         if show is None:
             return
-        reports = []
-        fraction = 0.0
         jobs = [job for job in self.jobs if job.label == label]
-        for job in jobs:
-            if job.progress is not None:
-                reports.append(job.progress)
-                fraction += job.progress.fraction / len(jobs)
-            elif job.finished:
-                fraction += 1 / len(jobs)
-        accuracies = [report.accuracy for report in reports if not math.isnan(report.accuracy)]
-        accuracy = sum(accuracies) / len(accuracies) if accuracies else math.nan
-        slowest = min(reports, key=lambda report: report.fraction)
-        show(replace(slowest, fraction=min(1.0, fraction), accuracy=accuracy))
+        show(_mean_progress(jobs))
+
+
+def _create_log_folder(folder: RunFolder | None) -> Path:
+    """The folder of the workers' logs: in the run folder, or a temporary one."""
+    if folder is None:
+        return Path(tempfile.mkdtemp("-spodgt-workers"))
+    logs = folder.path / LOGS
+    logs.mkdir(exist_ok=True)
+    return logs
+
+
+def _mean_progress(jobs: Sequence[RunJob]) -> Progress:
+    """The progress of a method with these runs, of which at least one has reported."""
+    reports = [job.progress for job in jobs if job.progress is not None]
+    silent = [job for job in jobs if job.progress is None]
+    finished = sum(job.finished for job in silent)  # in an earlier session
+    fraction = (finished + sum(report.fraction for report in reports)) / len(jobs)
+    accuracies = [report.accuracy for report in reports if not math.isnan(report.accuracy)]
+    accuracy = sum(accuracies) / len(accuracies) if accuracies else math.nan
+    slowest = min(reports, key=lambda report: report.fraction)
+    return replace(slowest, fraction=min(1.0, fraction), accuracy=accuracy)
 
 
 def _raise_error(job: RunJob, kind: str, text: str) -> NoReturn:

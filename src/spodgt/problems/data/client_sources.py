@@ -18,7 +18,7 @@ from spodgt.problems.data.client_weights import EQUAL, ClientWeights
 from spodgt.problems.data.evaluation_data import EvaluationData, consecutive_ranges
 from spodgt.problems.data.holdout import Holdout, check_fraction
 from spodgt.problems.data.readers import Array, Clients, Reader, Source, Stack, is_array
-from spodgt.problems.data.samples import AnySamples, ClientIndices, LazySamples, Samples
+from spodgt.problems.data.samples import AnySamples, ClientIndices, LazySamples, Readable, Samples
 
 
 def read_client_data(
@@ -227,10 +227,10 @@ def _concatenate(parts: list[AnySamples], labels: list[str], reader: Reader) -> 
         inputs = torch.cat([part.inputs for part in stacked])
         targets = torch.cat([part.targets for part in stacked])
         return Samples(inputs, targets)
-    datasets = []
+    datasets: list[Readable] = []
     for part in parts:
         if isinstance(part, LazySamples):
-            datasets.append(part.datasets[0])
+            datasets += part.datasets.datasets
         else:
             datasets.append(Stack((part.inputs, part.targets)))
     return reader.lazy_samples(datasets, labels)

@@ -14,7 +14,14 @@ from torch.utils import data as torch_data
 from spodgt._util.text import first_line
 from spodgt.errors import InvalidData
 from spodgt.problems.data.pytree import Tree, leaves, seeded, tree_map
-from spodgt.problems.data.samples import AnySamples, Collate, LazySamples, Readable, Samples
+from spodgt.problems.data.samples import (
+    AnySamples,
+    Collate,
+    JoinedDatasets,
+    LazySamples,
+    Readable,
+    Samples,
+)
 
 Source = torch_data.Dataset[object] | Sequence[object] | Mapping[str, object]
 Clients = Sequence[Source] | Mapping[str, Source]
@@ -75,7 +82,8 @@ class Reader:
     def lazy_samples(self, datasets: Sequence[Readable], labels: Sequence[str]) -> LazySamples:
         """Data sets that lie one after the other, read sample by sample."""
         collate = self.collate or torch_data.default_collate
-        return LazySamples(tuple(datasets), tuple(labels), collate, self.whole_batches)
+        joined = JoinedDatasets(tuple(datasets), tuple(labels))
+        return LazySamples(joined, collate, self.whole_batches)
 
     @property
     def _may_stack_pairs(self) -> bool:

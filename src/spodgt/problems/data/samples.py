@@ -50,7 +50,7 @@ class Samples:
     def take(self, rows: Tensor | slice, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Inputs and targets of some rows, floats as `dtype`."""
         inputs = self.to_floats(self.inputs[rows], dtype)
-        return inputs, self.convert_targets(self.targets[rows], dtype)
+        return inputs, convert_targets(self.targets[rows], dtype)
 
     def batch(self, indices: Ints, device: torch.device, dtype: torch.dtype) -> Batch:
         """A batch of the samples with these indices."""
@@ -64,7 +64,7 @@ class Samples:
         if past_last - first == len(indices):
             rows = slice(first, past_last)  # contiguous: a view instead of a copy
         inputs = self._cached_floats(rows, dtype)
-        return inputs, self.convert_targets(self.targets[rows], dtype)
+        return inputs, convert_targets(self.targets[rows], dtype)
 
     def to_floats(self, inputs: Tensor, dtype: torch.dtype) -> Tensor:
         """Inputs as the model takes them: scaled bytes, floats as `dtype`, other integers as is."""
@@ -73,13 +73,6 @@ class Samples:
         if inputs.is_floating_point():
             return inputs.to(dtype)
         return inputs
-
-    @staticmethod
-    def convert_targets(targets: Tensor, dtype: torch.dtype) -> Tensor:
-        """Targets of floats as `dtype`; integer targets are classes and remain as they are."""
-        if targets.is_floating_point():
-            return targets.to(dtype)
-        return targets
 
     def _cached_floats(self, rows: Tensor | slice, dtype: torch.dtype) -> Tensor:
         if self.inputs.numel() > MAX_BLOCK_NUMBERS:
@@ -116,6 +109,13 @@ class Samples:
         """Do nothing: inputs and targets are checked when they are read."""
 
 
+def convert_targets(targets: Tensor, dtype: torch.dtype) -> Tensor:
+    """Targets of floats as `dtype`; integer targets are classes and remain as they are."""
+    if targets.is_floating_point():
+        return targets.to(dtype)
+    return targets
+
+
 def scale_bytes(inputs: Tensor, dtype: torch.dtype) -> Tensor:
     """Convert uint8 numbers to floats in [0, 1]."""
     return inputs.to(dtype).div_(255)
@@ -129,25 +129,16 @@ class Readable(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class LazySamples:
-    """Samples of any form that are read one by one when needed, and collated to batches.
-
-    A sample is a pair (input, target). With `whole_batches` it may be anything, and a batch has no
-    targets.
+class JoinedDatasets:
+    """Data sets that lie one after the other.
 
     Args:
-        datasets: data sets that lie one after the other.
-        labels: names of the data sets for error messages.
-        collate: turns a list of samples into a batch.
-        whole_batches: whether batches are passed to a loss(model, batch) as collated.
-        scales_bytes: whether uint8 inputs are converted to floats in [0, 1].
+        datasets: lists of samples, or map-style data sets.
+        labels: their names for error messages.
     """
 
     datasets: tuple[Readable, ...]
     labels: tuple[str, ...]
-    collate: Collate
-    whole_batches: bool
-    scales_bytes: bool = True
     offsets: Ints = field(init=False)  # data set i has the indices offsets[i] … offsets[i + 1] - 1
 
     def __post_init__(self) -> None:
@@ -156,6 +147,62 @@ class LazySamples:
 
     def __len__(self) -> int:
         return int(self.offsets[-1])
+
+    def label_of(self, index: int | np.integer) -> str:
+        """The name of the data set that holds a sample."""
+        owner, _ = self.locate(int(index))
+        return self.labels[owner]
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """The data set that holds a sample, and the position of the sample in it."""
+        owner = int(np.searchsorted(self.offsets, index, side="right")) - 1
+        return owner, index - int(self.offsets[owner])
+
+    def read(self, index: int) -> object:
+        """One sample; raises `InvalidData` if the data set fails."""
+        owner, position = self.locate(index)
+        try:
+            return self.datasets[owner][position]
+        except Exception as error:
+            raise InvalidData(
+                f"{self.labels[owner]} failed to give sample {position}: {first_line(error)}"
+            ) from error
+
+    def select(self, indices: Ints) -> JoinedDatasets:
+        """The samples with these indices, in this order."""
+        owners = np.searchsorted(self.offsets, indices, side="right") - 1
+        cuts = np.flatnonzero(np.diff(owners)) + 1  # positions at which another data set begins
+        first_owners = owners[np.r_[0, cuts]].tolist()
+        datasets = []
+        labels = []
+        for part, owner in zip(np.split(indices, cuts), first_owners, strict=True):
+            positions = (part - self.offsets[owner]).tolist()
+            datasets.append(torch_data.Subset(self.datasets[owner], positions))
+            labels.append(self.labels[owner])
+        return JoinedDatasets(tuple(datasets), tuple(labels))
+
+
+@dataclass(frozen=True, eq=False)
+class LazySamples:
+    """Samples of any form that are read one by one when needed, and collated to batches.
+
+    A sample is a pair (input, target). With `whole_batches` it may be anything, and a batch has no
+    targets.
+
+    Args:
+        datasets: where they are read.
+        collate: turns a list of samples into a batch.
+        whole_batches: whether batches are passed to a loss(model, batch) as collated.
+        scales_bytes: whether uint8 inputs are converted to floats in [0, 1].
+    """
+
+    datasets: JoinedDatasets
+    collate: Collate
+    whole_batches: bool
+    scales_bytes: bool = True
+
+    def __len__(self) -> int:
+        return len(self.datasets)
 
     @property
     def numbers_per_input(self) -> int:
@@ -189,7 +236,7 @@ class LazySamples:
             if isinstance(collated, Sequence):
                 got = f"{type(collated).__name__} of {len(collated)}"
             raise InvalidData(
-                f"{self._label_of(indices[0])} must have samples (input, target), got {got}; give "
+                f"{self.datasets.label_of(indices[0])} must have samples (input, target), got {got}; give "
                 "((a, b), target) for several inputs, or a loss(model, batch) for batches of any "
                 "other form."
             )
@@ -211,21 +258,12 @@ class LazySamples:
 
     def select(self, indices: Ints) -> LazySamples:
         """The samples with these indices, in this order."""
-        owners = np.searchsorted(self.offsets, indices, side="right") - 1
-        cuts = np.flatnonzero(np.diff(owners)) + 1  # positions at which another data set begins
-        first_owners = owners[np.r_[0, cuts]].tolist()
-        datasets = []
-        labels = []
-        for part, owner in zip(np.split(indices, cuts), first_owners, strict=True):
-            positions = (part - self.offsets[owner]).tolist()
-            datasets.append(torch_data.Subset(self.datasets[owner], positions))
-            labels.append(self.labels[owner])
-        return replace(self, datasets=tuple(datasets), labels=tuple(labels))
+        return replace(self, datasets=self.datasets.select(indices))
 
     def fingerprint_tensors(self) -> list[Tensor]:
         """The first sample of each data set; reading all would take too long."""
         tensors = []
-        for index in self.offsets[:-1]:
+        for index in self.datasets.offsets[:-1]:
             batch = self.batch(np.array([index]), torch.device("cpu"), torch.float32)
             tensors += tensor_leaves(batch)
         return tensors
@@ -242,38 +280,20 @@ class LazySamples:
         """
         with seeded(seed):
             for index in indices.tolist():
-                if not all(_is_finite(leaf) for leaf in leaves(self._read(index))):
-                    owner, position = self._locate(index)
+                if not all(_is_finite(leaf) for leaf in leaves(self.datasets.read(index))):
+                    _, position = self.datasets.locate(index)
                     raise InvalidData(
-                        f"{self.labels[owner]} has NaN or infinite numbers in sample {position}; "
+                        f"{self.datasets.label_of(index)} has NaN or infinite numbers in sample {position}; "
                         "clean the data."
                     )
 
-    def _locate(self, index: int) -> tuple[int, int]:
-        """The data set that holds a sample, and the position of the sample in it."""
-        owner = int(np.searchsorted(self.offsets, index, side="right")) - 1
-        return owner, index - int(self.offsets[owner])
-
-    def _label_of(self, index: int | np.integer) -> str:
-        owner, _ = self._locate(int(index))
-        return self.labels[owner]
-
-    def _read(self, index: int) -> object:
-        owner, position = self._locate(index)
-        try:
-            return self.datasets[owner][position]
-        except Exception as error:
-            raise InvalidData(
-                f"{self.labels[owner]} failed to give sample {position}: {first_line(error)}"
-            ) from error
-
     def _collate(self, indices: Ints) -> Tree:
-        samples = [self._read(index) for index in indices.tolist()]
+        samples = [self.datasets.read(index) for index in indices.tolist()]
         try:
             return self.collate(samples)
         except Exception as error:
             raise InvalidData(
-                f"samples of {self._label_of(indices[0])} cannot be put into one batch: "
+                f"samples of {self.datasets.label_of(indices[0])} cannot be put into one batch: "
                 f"{first_line(error)}; give collate=, a function from a list of samples to a batch "
                 "that pads what is unequal."
             ) from error

@@ -14,7 +14,7 @@ from spodgt.engine import loops_enabled
 from spodgt.problems.data.augmentation import Windows, crop_and_flip
 from spodgt.problems.data.client_data import ClientData
 from spodgt.problems.data.pytree import Tree
-from spodgt.problems.data.samples import LazySamples
+from spodgt.problems.data.samples import LazySamples, convert_targets
 from spodgt.types import Ints, Minibatches, Words
 
 # Random streams of a mini-batch besides `augmentation.STREAM`. The draws of its samples have the
@@ -89,7 +89,7 @@ class MinibatchReader:
             return self.samples.take(rows, dtype)
         windows = Windows.draw(batches.keys, batches.client_index, batches.k, positions)
         images = crop_and_flip(self.samples.inputs[rows], windows)
-        targets = self.samples.convert_targets(self.samples.targets[rows], dtype)
+        targets = convert_targets(self.samples.targets[rows], dtype)
         return self.samples.to_floats(images, dtype), targets
 
     def _read_lazily(

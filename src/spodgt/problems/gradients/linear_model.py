@@ -238,41 +238,63 @@ def loss_slopes(loss, scores, classes, columns, targets, samples):  # type: igno
 
     Further columns become zero. `loss` is a value of `losses.LOSSES`.
     """
-    kind = scores.dtype.type
     count = UINT(len(samples))
-    one = kind(1)
-    mean = one / kind(len(samples))
-    unit = one / (kind(classes) * kind(len(samples)))
     for c in range(classes):
         for s in range(count, columns):
             scores[c * columns + s] = 0
     for s in range(count):
         target = UINT(targets[samples[s]])
-        own = scores[target * columns + s]
         if loss == _MARGIN:
-            total = kind(0)
-            for c in range(classes):
-                at = c * columns + s
-                scores[at] = unit if scores[at] > own - one else kind(0)
-                total += scores[at]
-            scores[target * columns + s] = unit - total  # the class itself is part of the total
+            _margin_slopes(scores, s, target, classes, columns, count)
         elif loss == _CROSS_ENTROPY:
-            top = own
-            for c in range(classes):
-                top = max(top, scores[c * columns + s])
-            total = kind(0)
-            for c in range(classes):
-                at = c * columns + s
-                scores[at] = np.exp(scores[at] - top)
-                total += scores[at]
-            for c in range(classes):
-                scores[c * columns + s] *= mean / total
-            scores[target * columns + s] -= mean
-        else:  # one hinge for each class
-            for c in range(classes):
-                at = c * columns + s
-                scores[at] = unit if one + scores[at] > 0 else kind(0)
-            scores[target * columns + s] = -unit if one - own > 0 else kind(0)
+            _cross_entropy_slopes(scores, s, target, classes, columns, count)
+        else:
+            _hinge_slopes(scores, s, target, classes, columns, count)
+
+
+@compiled_loop
+def _margin_slopes(scores, s, target, classes, columns, count):  # type: ignore[no-untyped-def]
+    """The slopes of sample s of `losses.multi_margin`; `target` is its class."""
+    kind = scores.dtype.type
+    unit = kind(1) / (kind(classes) * kind(count))
+    threshold = scores[target * columns + s] - kind(1)
+    total = kind(0)
+    for c in range(classes):
+        at = c * columns + s
+        scores[at] = unit if scores[at] > threshold else kind(0)
+        total += scores[at]
+    scores[target * columns + s] = unit - total  # the class itself is part of the total
+
+
+@compiled_loop
+def _cross_entropy_slopes(scores, s, target, classes, columns, count):  # type: ignore[no-untyped-def]
+    """The slopes of sample s of `losses.cross_entropy`; `target` is its class."""
+    kind = scores.dtype.type
+    mean = kind(1) / kind(count)
+    top = scores[target * columns + s]
+    for c in range(classes):
+        top = max(top, scores[c * columns + s])
+    total = kind(0)
+    for c in range(classes):
+        at = c * columns + s
+        scores[at] = np.exp(scores[at] - top)
+        total += scores[at]
+    for c in range(classes):
+        scores[c * columns + s] *= mean / total
+    scores[target * columns + s] -= mean
+
+
+@compiled_loop
+def _hinge_slopes(scores, s, target, classes, columns, count):  # type: ignore[no-untyped-def]
+    """The slopes of sample s of `losses.one_vs_rest`; `target` is its class."""
+    kind = scores.dtype.type
+    one = kind(1)
+    unit = one / (kind(classes) * kind(count))
+    own = scores[target * columns + s]
+    for c in range(classes):
+        at = c * columns + s
+        scores[at] = unit if one + scores[at] > 0 else kind(0)
+    scores[target * columns + s] = -unit if one - own > 0 else kind(0)
 
 
 # --- gradients of many clients -------------------------------------------------------------------

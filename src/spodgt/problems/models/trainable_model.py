@@ -141,25 +141,13 @@ class TrainableModel:
     # --- initial values --------------------------------------------------------------------------
     def initial_parameters(self, seed: int, clients: int) -> Tensor:
         """(clients, parameters) initial models."""
-        return self._initial_columns(seed, clients, self.columns.shared)
+        return _initial_columns(self, seed, clients, self.columns.shared)
 
     def initial_extra_columns(self, seed: int, clients: int) -> Tensor:
         """(clients, columns) initial running statistics and personal parameters."""
         if not self.columns.extra.names:
             return torch.empty(clients, 0)
-        return self._initial_columns(seed, clients, self.columns.extra)
-
-    def _initial_columns(self, seed: int, clients: int, layout: Layout) -> Tensor:
-        options = self.options
-        distinct = clients
-        if options.same_start or options.init == "given":
-            distinct = 1
-        rows = []
-        for client in range(distinct):
-            module = initial_module(self.module, options.init, seed, client)
-            tensors = _named_tensors(module)
-            rows.append(flatten(tensors[name] for name in layout.names))
-        return torch.stack(rows).expand(clients, -1)
+        return _initial_columns(self, seed, clients, self.columns.extra)
 
     # --- modules ---------------------------------------------------------------------------------
     def to_module(self, x: Tensor) -> nn.Module:
@@ -231,6 +219,20 @@ class TrainableModel:
             if selected is not self.plain:
                 engine = selected.with_objective(objective)
         return replace(self, objective=objective, plain=plain, engine=engine, _device_copies={})
+
+
+def _initial_columns(model: TrainableModel, seed: int, clients: int, layout: Layout) -> Tensor:
+    """(clients, columns) initial values of some columns."""
+    options = model.options
+    distinct = clients
+    if options.same_start or options.init == "given":
+        distinct = 1
+    rows = []
+    for client in range(distinct):
+        module = initial_module(model.module, options.init, seed, client)
+        tensors = _named_tensors(module)
+        rows.append(flatten(tensors[name] for name in layout.names))
+    return torch.stack(rows).expand(clients, -1)
 
 
 def _named_tensors(module: nn.Module) -> dict[str, Tensor]:
