@@ -26,6 +26,7 @@ ORDER = [
     "random_draws",
     "rng",
     "validation",
+    "code_references",
     "network",
     "participation",
     "problems",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -11,8 +13,27 @@ def widened(x: Tensor) -> Tensor:
     return x.float() if x.device.type == "mps" else x.double()
 
 
+_SLICE = 2**20  # numbers of a large vector that are handled at once
+
+
+def slices(n: int) -> Iterator[slice]:
+    """Ranges that cover n numbers: large vectors are handled in parts, without large temporaries."""
+    for start in range(0, n, _SLICE):
+        yield slice(start, min(start + _SLICE, n))
+
+
+def difference(x: Tensor, y: Tensor) -> Tensor:
+    """x - y of two vectors, in double precision."""
+    result = torch.empty(len(x), dtype=torch.float64)
+    for part in slices(len(x)):
+        torch.sub(x[part].double(), y[part], out=result[part])
+    return result
+
+
 def is_finite(x: Tensor) -> bool:
     """Whether no number of `x` is infinite or NaN."""
+    if x.dim() == 1:
+        return all(bool(torch.isfinite(x[part]).all()) for part in slices(len(x)))
     return bool(torch.isfinite(x).all())
 
 

@@ -325,7 +325,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no file": (
         {"build": "nowhere.py:build"},
-        "problem.build='nowhere.py:build' does not exist; give the path of a Python file.",
+        "problem.build='nowhere.py:build' does not exist in FOLDER; give the path of a Python file.",
     ),
     "no module": (
         {"build": "nowhere_at_all:build"},

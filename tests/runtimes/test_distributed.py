@@ -122,7 +122,7 @@ def test_trajectory_is_the_simulators(pool: Pool, name: str, size: int) -> None:
     assert max(pool(size, farthest, name, Stop(rounds=30, delay=60.0))) <= 1e-12
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", SOME)
 def test_any_number_of_processes(pool: Pool, name: str, size: int) -> None:
     assert max(pool(size, farthest, name, Stop(rounds=20))) <= 1e-12

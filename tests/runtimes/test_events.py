@@ -217,12 +217,20 @@ def test_no_mass_is_lost_at_any_event(
             )
 
 
-@pytest.mark.parametrize("name", ["spod-gt-memory", "r-fast"])
-@pytest.mark.parametrize("time", [
-    Time(compute=SLOW),
-    Time(compute=SLOW, latency=LATE),
-    Time([0.1, 0.2, 0.3, 0.1, 0.5, 0.1], 0.15, bandwidth=500.0),
-])  # fmt: skip
+MIXED = Time([0.1, 0.2, 0.3, 0.1, 0.5, 0.1], 0.15, bandwidth=500.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "time"),
+    [
+        ("spod-gt-memory", Time(compute=SLOW, latency=LATE)),
+        ("spod-gt-memory", MIXED),
+        ("r-fast", MIXED),
+        pytest.param("spod-gt-memory", Time(compute=SLOW), marks=pytest.mark.slow),
+        pytest.param("r-fast", Time(compute=SLOW), marks=pytest.mark.slow),
+        pytest.param("r-fast", Time(compute=SLOW, latency=LATE), marks=pytest.mark.slow),
+    ],
+)
 def test_exact_methods_reach_the_optimum_with_delays(name: str, time: Time) -> None:
     step = (
         0.3 if build(name).traits.uses_stale_models else 0.1

@@ -349,6 +349,13 @@ def test_bad_values_are_one_sentence(options: dict[str, Any], sentence: str) -> 
         compare(linear_problem(), **options)
 
 
+@pytest.mark.parametrize("option", [{"stop_when": {"patience": 3}}, {"keep": "best"}])
+def test_a_metric_without_test_data_is_refused(option: dict[str, Any]) -> None:
+    problem = spodgt.Learning(nn.Linear(6, 3), nn.CrossEntropyLoss(), CLIENTS)
+    with pytest.raises(InvalidInput, match="the problem has no test data"):
+        compare(problem, **option)
+
+
 def test_best_models_that_were_not_kept() -> None:
     result = compare(linear_problem(), rounds=4)
     with pytest.raises(InvalidInput, match='train with keep="best"'):

@@ -272,9 +272,9 @@ def test_the_command_line_survives(tmp_path: Path, number: int) -> None:
         process.send_signal(number)
         stdout, stderr = process.communicate(timeout=60)
     if number == signal.SIGINT:
-        assert process.returncode == 1, stderr
+        assert process.returncode == 130, stderr
         assert not json.loads(stdout)["complete"]
-        assert f"stopped early; continue with --out {out} --resume." in stderr
+        assert f"interrupted; continue with --out {out} --resume." in stderr
         assert {path.name for path in out.iterdir()} >= FILES
         assert not json.loads((out / "summary.json").read_text())["complete"]
         pd.read_parquet(out / "metrics.parquet")

@@ -17,10 +17,13 @@ from spodgt.algorithms.registry import (
     LAYERS,
     algorithms,
     describe,
+    find_class,
     is_installed,
     method,
+    plain_step_size,
     register,
     stack,
+    user_code,
 )
 from spodgt.algorithms.table import table
 
@@ -49,11 +52,14 @@ __all__ = [
     "WeightDecay",
     "algorithms",
     "describe",
+    "find_class",
     "is_installed",
     "method",
+    "plain_step_size",
     "register",
     "stack",
     "table",
+    "user_code",
 ]
 
 _RENAMED = {

@@ -123,6 +123,11 @@ class NumberCheck:
     def _message(self, value: object, name: str) -> str:
         kind = "a whole number above 0" if self.integer else "a number above 0"
         example = "5" if self.integer else "0.01"
+        if callable(value) and not self.integer:
+            return (
+                f"{name} is a function, which spodgt.method accepts; "
+                f"use spodgt.method({name.rsplit(maxsplit=1)[-1]!r}, step_size=…)."
+            )
         limit = f" and at most {self.maximum:g}" if self.maximum < math.inf else ""
         argument = name.split(maxsplit=1)[0]
         return f"{name} must be {kind}{limit}, got {value!r}; use {argument}={example}."

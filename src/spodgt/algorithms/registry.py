@@ -22,11 +22,19 @@ from spodgt.algorithms.compose.local_steps import LocalStepsLayer
 from spodgt.algorithms.compose.momentum import Momentum
 from spodgt.algorithms.compose.optimizer import OptimizerLayer
 from spodgt.algorithms.compose.running_mean import RunningMean
-from spodgt.algorithms.compose.schedules import Scheduled, check_names, schedule
+from spodgt.algorithms.compose.schedules import (
+    FunctionSchedule,
+    Scheduled,
+    check_names,
+    function_schedule,
+    schedule,
+)
 from spodgt.algorithms.compose.weight_decay import L2, WeightDecay
 from spodgt.algorithms.compose.wrapper import Layer, Wrapper
+from spodgt.code_references import UserObject, import_object, is_reference
 from spodgt.errors import InvalidConfig
 from spodgt.network import Network
+from spodgt.validation import choices
 
 # One line per method: its file. The name is the same with hyphens; tables have this order.
 METHODS = (
@@ -158,8 +166,43 @@ def _load(entry_point: EntryPoint) -> None:
     ALGORITHMS[name] = cls
 
 
-def _find_class(name: object) -> type[Algorithm]:
-    """The class of a method by its name or alias."""
+_REFERENCES: dict[type[Algorithm], str] = {}  # "file.py:Class" of methods of the user
+_FILES: dict[str, UserObject] = {}  # by reference
+
+
+def _import_reference(reference: str) -> type[Algorithm]:
+    """The class of a method that the user names as "file.py:Class"."""
+    key = f"method {reference!r}"
+    found = import_object(reference, key)
+    cls = found.value
+    if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
+        classes = []
+        for name, value in vars(found.module).items():
+            if isinstance(value, type) and issubclass(value, Algorithm):
+                classes.append(name)
+        raise InvalidConfig(
+            f"{key} must name a class derived from spodgt.Algorithm; "
+            f"{choices(reference.rpartition(':')[2], classes)}"
+        )
+    _REFERENCES[cls] = reference
+    _FILES[reference] = found
+    return cls
+
+
+def user_code(algorithm: Algorithm) -> dict[str, UserObject]:
+    """Objects of the user in files that `describe` names, by their references."""
+    values = describe(algorithm).values()
+    return {value: _FILES[value] for value in values if isinstance(value, str) and value in _FILES}
+
+
+def find_class(name: object) -> type[Algorithm]:
+    """The class of a method by its name, its alias or its reference "file.py:Class".
+
+    Raises:
+        InvalidConfig: there is none.
+    """
+    if isinstance(name, str) and is_reference(name):
+        return _import_reference(name)
     if isinstance(name, str):
         name = ALIASES.get(name, name)
         if name not in ALGORITHMS:  # searching installed packages is slow
@@ -177,12 +220,13 @@ def method(name: str | Algorithm, **fields: Any) -> Algorithm:
     """Build a method by its name: `method("k-gt", step_size=0.05, local_steps=3)`.
 
     Args:
-        name: The name, or an instance, of which `fields` are changed.
-        fields: Hyperparameters of the method. `step_size` may be a number, one per client (a list
-            in the order of the network's clients, or a dict by name), a schedule or its config
-            `{"schedule": "inverse-sqrt", "start": 0.1}`. Every method also takes the keywords of
-            `LAYERS`: local_steps, compress, weights, clip_tracker, adam, optimizer, weight_decay,
-            momentum, l2, clip_gradient, running_mean.
+        name: The name, "file.py:Class" for a method in a file of yours, or an instance, of which
+            `fields` are changed.
+        fields: Hyperparameters of the method. `step_size` may be a number, one per client (a list in
+            the order of the network's clients, or a dict by name), a schedule or its config
+            `{"schedule": "inverse-sqrt", "start": 0.1}`, or a function of the round, from 1. Every
+            method also takes the keywords of `LAYERS`: local_steps, compress, weights,
+            clip_tracker, adam, optimizer, weight_decay, momentum, l2, clip_gradient, running_mean.
 
     Returns:
         The method, wrapped in its layers.
@@ -198,13 +242,13 @@ def method(name: str | Algorithm, **fields: Any) -> Algorithm:
         cls = type(base)
         fields = {**_field_values(base), **layers, **fields}
     else:
-        cls = _find_class(name)
+        cls = find_class(name)
     field_names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
     layer_keys = [key for key in LAYERS if key not in field_names]
     check_names(fields, cls.name, [*field_names, *layer_keys])
 
     layer_values = {key: fields.pop(key) for key in layer_keys if key in fields}
-    step_size = schedule(fields.pop("step_size", None))
+    step_size = read_step_size(fields.pop("step_size", None))
     if isinstance(step_size, Schedule):
         return _wrap(cls(**fields), layer_values, step_size)
     if step_size is not None:
@@ -222,6 +266,26 @@ def _wrap(
         if layer is LocalStepsLayer and step_size is not None:
             built = Scheduled(built, step_size)
     return built
+
+
+def read_step_size(value: object) -> object:
+    """A step size from its config; "file.py:function" names a function of the round."""
+    if not isinstance(value, str) or not is_reference(value):
+        return schedule(value)
+    found = import_object(value, f"step_size={value!r}")
+    if not callable(found.value):
+        names = [name for name, member in vars(found.module).items() if callable(member)]
+        raise InvalidConfig(
+            f"step_size={value!r} must name a function of the round; "
+            f"{choices(value.rpartition(':')[2], names)}"
+        )
+    _FILES[value] = found
+    return function_schedule(found.value, value)
+
+
+def plain_step_size(value: object) -> object:
+    """A step size as a value for a config."""
+    return _to_plain(schedule(value) if callable(value) else value)
 
 
 def _has_unwrapped_schedule(algorithm: Algorithm) -> bool:
@@ -248,6 +312,11 @@ def unwrap(algorithm: Algorithm) -> tuple[Algorithm, dict[str, object]]:
 def is_installed(algorithm: Algorithm) -> bool:
     """Whether other processes can import the method: it is part of this or another package."""
     base, _ = unwrap(algorithm)
+    step_size = base.step_size if isinstance(base, HasStepSize) else None
+    if isinstance(step_size, FunctionSchedule) and not step_size.reference:
+        return False
+    if type(base) in _REFERENCES:
+        return True
     if type(base).__module__.split(".")[0] == "spodgt":
         return True
     return len(entry_points(group=GROUP, name=base.name)) > 0
@@ -256,7 +325,7 @@ def is_installed(algorithm: Algorithm) -> bool:
 def describe(algorithm: Algorithm) -> dict[str, Any]:
     """The method as plain values for a config: `method(**describe(algorithm))` is equal to it."""
     base, layers = unwrap(algorithm)
-    values: dict[str, object] = {"name": base.name}
+    values: dict[str, object] = {"name": _REFERENCES.get(type(base), base.name)}
     values.update(_field_values(base))
     values.update({key: layers[key] for key in LAYERS if key in layers})
     return {key: _to_plain(value) for key, value in values.items() if value is not None}
@@ -268,6 +337,8 @@ def _field_values(owner: Algorithm | Schedule) -> dict[str, object]:
 
 
 def _to_plain(value: object) -> object:
+    if isinstance(value, FunctionSchedule):
+        return value.describe()
     if isinstance(value, Schedule):
         values = _field_values(value)
         if values["warmup"] == 0:

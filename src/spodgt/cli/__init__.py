@@ -1,7 +1,7 @@
 """The command line, one module per group of commands.
 
-Exit codes: 0 success, 1 the run failed or was stopped, 2 invalid input (one sentence, no
-traceback).
+Exit codes: 0 success, 1 the run failed, 2 invalid input (one sentence, no traceback), 130
+interrupted.
 """
 
 from __future__ import annotations
@@ -34,12 +34,10 @@ from spodgt.cli import (  # noqa: F401  # noqa: F401
     theory,
     tune,
 )
-from spodgt.cli.app import app, print_message
+from spodgt.cli.app import INTERRUPTED, Interrupted, app, print_message
 from spodgt.errors import InvalidInput, SpodgtError, UnusedDataWarning
 
 __all__ = ["app", "main"]
-
-_INTERRUPTED = 130  # returned by typer after Ctrl-C
 
 # torchrun stops all processes as soon as one exits; the others wait for rank 0 to print its error.
 _WAIT_FOR_MAIN_PROCESS = 2.0  # seconds
@@ -59,9 +57,6 @@ def main() -> None:
     _prepare_output()
     warnings.formatwarning = _format_warning
     code = _run_command()
-    if code == _INTERRUPTED:
-        print_message("stopped.")
-        code = 1
     sys.exit(code)
 
 
@@ -70,12 +65,16 @@ def _run_command() -> int:
     try:
         code = app(prog_name="spodgt", standalone_mode=False)
         sys.stdout.flush()
+    except Interrupted as interrupted:
+        print_message(str(interrupted))
+        return INTERRUPTED
     except SpodgtError as error:
         return _report_error(error)
     except _UsageError as error:
         return _report_usage_error(error)
     except KeyboardInterrupt:
-        return _INTERRUPTED
+        print_message("stopped.")
+        return INTERRUPTED
     except OSError as error:
         return _report_os_error(error)
     except (MemoryError, RuntimeError) as error:
@@ -83,6 +82,8 @@ def _run_command() -> int:
             raise
         print_message("error: out of memory; use fewer clients, seeds or parameters.")
         return 1
+    if code == INTERRUPTED:  # typer returns it after Ctrl-C
+        print_message("stopped.")
     return code if isinstance(code, int) else 0
 
 

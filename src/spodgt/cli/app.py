@@ -38,6 +38,13 @@ app = typer.Typer(
 )
 
 
+INTERRUPTED = 130  # exit code after Ctrl-C, as of shells and typer
+
+
+class Interrupted(Exception):
+    """The command was interrupted and saved its work; the message describes how to continue."""
+
+
 def _print_version(requested: bool) -> None:
     if requested:
         print(f"spodgt {metadata.version('spodgt')}")
@@ -76,6 +83,7 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", help="Set any config key: --set network.radius=0.6", metavar="KEY=VALUE"),
 ]
+QuietOption = Annotated[bool, flag("--quiet", "Show no progress.")]
 JsonOption = Annotated[bool, flag("--json", "Print JSON.")]
 ResumeOption = Annotated[bool, flag("--resume", "Continue the run in --out.")]
 
@@ -181,7 +189,7 @@ def fast_imports() -> Iterator[None]:
 def _exit_at_once(*_: object) -> None:
     print_message("stopped.")
     sys.stderr.flush()
-    os._exit(1)
+    os._exit(INTERRUPTED)
 
 
 def print_message(text: str) -> None:

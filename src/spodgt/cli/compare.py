@@ -18,10 +18,13 @@ from rich.console import Console
 from rich.table import Table
 
 from spodgt.cli.app import (
+    INTERRUPTED,
     ConfigOption,
     ConfigOptions,
+    Interrupted,
     JsonOption,
     OutOption,
+    QuietOption,
     ResumeOption,
     app,
     fast_imports,
@@ -59,6 +62,7 @@ class OutputOptions:
     tensorboard: Annotated[bool, flag("--tensorboard", "Also write TensorBoard event files.")] = (
         False
     )
+    quiet: QuietOption = False
     as_json: JsonOption = False
 
     def config_changes(self) -> dict[str, object]:
@@ -112,13 +116,12 @@ def run_and_report(experiment: Experiment, name: str, output: OutputOptions) -> 
     console = Console(stderr=output.as_json)
     result = _run(experiment, folder, output, console, is_main)
     if not is_main:
-        raise typer.Exit(0 if result.complete else 1)
+        raise typer.Exit(0 if result.complete else INTERRUPTED)
     if len(result.frame):
         _write_figures_and_report(experiment, result, folder)
     _print_results(result, folder, output, console)
     if not result.complete:
-        print_message(f"stopped early; continue with --out {folder} --resume.")
-        raise typer.Exit(1)
+        raise Interrupted(f"interrupted; continue with --out {folder} --resume.")
 
 
 def _print_results(result: Result, folder: Path, output: OutputOptions, console: Console) -> None:
@@ -140,16 +143,16 @@ def _run(
     from spodgt.engine import announce_compilation
     from spodgt.experiment import value_of
     from spodgt.training.loggers import TensorBoard
-    from spodgt.training.progress import Display
+    from spodgt.training.progress import create_display
 
     if output.resume and is_main:
         _check_resume(folder)
     display = None
     announce = _announce_nothing
-    if is_main:
+    if is_main and not output.quiet:
         announce = _print_compilation
-    if is_main and not output.as_json:
-        display = Display(console)
+    if is_main and not output.as_json and not output.quiet:
+        display = create_display(console)
         announce = display.announce_compilation
     figures.preload()
     callbacks = []

@@ -17,7 +17,9 @@ from rich.table import Column, Table
 
 from spodgt.cli.app import (
     ConfigOptions,
+    Interrupted,
     JsonOption,
+    QuietOption,
     app,
     fast_imports,
     flag,
@@ -65,6 +67,7 @@ class SweepExecutionOptions:
     save_every: Annotated[
         float, typer.Option("--checkpoint-every", help="Seconds between checkpoints.")
     ] = 60.0
+    quiet: QuietOption = False
 
     def execution_arguments(self) -> ExecutionArguments:
         """The arguments of the functions that run a sweep."""
@@ -146,7 +149,7 @@ def reproduce(
     folder = out or Path("runs") / f"reproduce-{scale}"
     runner = _SweepRunner(options, as_json)
     if tuned:
-        specs = _tune_specs(specs, name, folder, options, as_json)
+        specs = _tune_specs(specs, name, folder, options, as_json or options.quiet)
     for spec in specs:
         runner.run(spec, folder / spec.name, cells_folder=folder / "cells")
     runner.finish()
@@ -158,6 +161,7 @@ class _SweepRunner:
     def __init__(self, options: SweepExecutionOptions, as_json: bool) -> None:
         self.arguments = options.execution_arguments()
         self.as_json = as_json
+        self.quiet = as_json or options.quiet
         # With --fresh, cells of earlier commands are run again, but not those of this command.
         self.rerun_before = None if options.resume else time.time()
         self.records: dict[Path, SweepRecord] = {}
@@ -168,7 +172,7 @@ class _SweepRunner:
         from spodgt.sweeps import sweep as sweeps
 
         display = None
-        if not self.as_json:
+        if not self.quiet:
             cells = sweeps.plan(spec, folder, cells_folder)
             display = SweepDisplay(spec.title or spec.name, cells)
         try:
@@ -211,9 +215,8 @@ class _SweepRunner:
 
 
 def exit_interrupted(folder: Path) -> NoReturn:
-    """Report an interruption, after which the same command continues; exit code 1."""
-    print_message(f"stopped; run the same command to continue from {folder}.")
-    raise typer.Exit(1) from None
+    """Report an interruption, after which the same command continues; exit code 130."""
+    raise Interrupted(f"interrupted; run the same command to continue from {folder}.") from None
 
 
 def _best_cells(record: SweepRecord) -> Table:

@@ -17,9 +17,9 @@ class SweepDisplay:
     """A bar for the sweep, and a bar for each running cell."""
 
     def __init__(self, title: str, cells: list[Cell]) -> None:
-        from spodgt.training.progress import Display
+        from spodgt.training.progress import create_display
 
-        self.bars = Display(Console(stderr=True), name_width=_NAME_WIDTH)
+        self.bars = create_display(Console(stderr=True), name_width=_NAME_WIDTH)
         self.title = title
         self.weights = {cell.name: cell.weight for cell in cells}
         self.fractions = {cell.name: float(cell.complete) for cell in cells}

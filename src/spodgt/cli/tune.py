@@ -86,7 +86,7 @@ def tune(
     """
     folder = out or Path("runs") / "tune"
     experiment = load_experiment(config, changes.config_changes())
-    tuned = run_search(experiment, folder, search.search(), options, as_json)
+    tuned = run_search(experiment, folder, search.search(), options, as_json or options.quiet)
     if as_json:
         print(json.dumps(tuned.as_dict() | {"out": str(folder)}, indent=2))
     else:
@@ -108,12 +108,12 @@ def run_search(
 ) -> Tuned:
     """Run a search for step sizes, with progress bars unless `quiet`."""
     from spodgt.sweeps.tune import tune_experiment
-    from spodgt.training.progress import Display
+    from spodgt.training.progress import create_display
 
     arguments = options.execution_arguments()
     if not options.resume:
         shutil.rmtree(folder, ignore_errors=True)
-    display = None if quiet else Display(Console(stderr=True))
+    display = None if quiet else create_display(Console(stderr=True))
     try:
         with display or nullcontext():
             return tune_experiment(

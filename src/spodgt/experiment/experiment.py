@@ -15,8 +15,9 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from spodgt._util.deprecation import RenamedAttribute
-from spodgt.algorithms import is_installed
+from spodgt.algorithms import is_installed, user_code
 from spodgt.algorithms.base import Algorithm
+from spodgt.code_references import UserObject
 from spodgt.errors import InvalidConfig, InvalidInput
 from spodgt.experiment import toml
 from spodgt.experiment.join import join_clients
@@ -105,7 +106,9 @@ class Experiment:
     @classmethod
     def read(cls, path: str | Path) -> Experiment:
         """Read the TOML file at `path`."""
-        return cls.parse(toml.read_toml(path)).resolve_relative_to(Path(path).parent)
+        folder = Path(path).parent
+        tables = toml.resolve_references(toml.read_toml(path), folder)
+        return cls.parse(tables).resolve_relative_to(folder)
 
     @classmethod
     def parse(cls, tables: Mapping[str, object]) -> Experiment:
@@ -245,9 +248,27 @@ class Experiment:
     @property
     def sources(self) -> dict[str, str]:
         """Checksums of the user's code that it names."""
-        if not isinstance(self.problem, PythonProblem):
-            return {}
-        return {f"source of {self.problem.build}": self.problem.digest}
+        digests = {}
+        if isinstance(self.problem, PythonProblem):
+            digests[f"source of {self.problem.build}"] = self.problem.digest
+        for reference, found in self._user_code().items():
+            digests[f"source of {reference}"] = found.digest
+        return digests
+
+    @property
+    def code_files(self) -> dict[str, Path]:
+        """Files with the user's code that it names, by their references "file.py:name"."""
+        files = {reference: found.file for reference, found in self._user_code().items()}
+        if isinstance(self.problem, PythonProblem):
+            files[self.problem.build] = self.problem.file
+        return {reference: file for reference, file in files.items() if file is not None}
+
+    def _user_code(self) -> dict[str, UserObject]:
+        """Methods and step sizes of the user, by their references."""
+        found: dict[str, UserObject] = {}
+        for algorithm in self.methods:
+            found.update(user_code(algorithm))
+        return found
 
     @cached_property
     def base_problem(self) -> Problem:

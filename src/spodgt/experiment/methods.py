@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 
-from spodgt.algorithms import ALGORITHMS, algorithms, method
+from spodgt.algorithms import find_class, method
 from spodgt.algorithms.base import Algorithm
 from spodgt.errors import InvalidConfig, InvalidInput
 from spodgt.experiment.run_options import RunOptions
@@ -47,10 +47,9 @@ def check_methods(methods: Entry | Iterable[Entry]) -> list[object]:
 
 def _has_step_size(name: str) -> bool:
     """Whether the method of this name has a step size."""
-    algorithm = ALGORITHMS.get(name)
-    if algorithm is None:
-        algorithm = algorithms().get(name)  # those of installed packages, which are slow to list
-    if algorithm is None:
+    try:
+        algorithm = find_class(name)
+    except InvalidConfig:
         return False
     fields = dataclasses.fields(algorithm)  # type: ignore[arg-type]
     return any(each.name == "step_size" for each in fields)

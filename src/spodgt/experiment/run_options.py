@@ -19,7 +19,7 @@ from pydantic import BeforeValidator
 from torch import Tensor
 
 from spodgt._util.text import first_line
-from spodgt.algorithms import LAYERS, describe
+from spodgt.algorithms import LAYERS, describe, plain_step_size
 from spodgt.algorithms.base import Algorithm
 from spodgt.engine import ENGINES
 from spodgt.errors import InvalidConfig, InvalidInput, caller_level
@@ -153,9 +153,10 @@ class RunOptions:
     """Methods, seeds, limits and evaluations: `[run]` of a config.
 
     Args:
-        methods: Names, tables with a name and fields, or methods themselves.
-        step_size: Of methods that set none of their own: a number, one per client, or a schedule;
-            None: the default of each method.
+        methods: Names, tables with a name and fields, or methods themselves. "file.py:Class" names
+            a method in a file of yours.
+        step_size: Of methods that set none of their own: a number, one per client, a schedule, or
+            "file.py:function", a function of the round; None: the default of each method.
         layers: Of methods that set none of their own: momentum, adam, clip_tracker, … with their
             values.
         seeds: The number of seeds (3: seeds 0, 1, 2), or a list of seeds ([3]: seed 3 alone). All
@@ -274,6 +275,8 @@ class RunOptions:
         for entry in self.methods:
             methods.append(describe(entry) if isinstance(entry, Algorithm) else entry)
         table["methods"] = methods
+        if self.step_size is not None:
+            table["step_size"] = plain_step_size(self.step_size)
         if self.engine == "auto":  # configs of older versions do not have this key
             del table["engine"]
         return table

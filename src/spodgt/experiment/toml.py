@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor, uint8
 
+from spodgt.code_references import find_file, is_reference
 from spodgt.errors import InvalidConfig
 from spodgt.experiment.problem_recipes import PROBLEMS, Classification, ProblemRecipe, Speeches
 from spodgt.network import NETWORKS, WEIGHT_RULES, GraphFile, GraphRecipe, Network
@@ -69,6 +70,35 @@ def read_toml(path: str | Path) -> Table:
         cause = str(error).partition(";")[0]
         reason = f"is not TOML: {cause}; correct it there."
     raise InvalidConfig(f"config {path} {reason}")
+
+
+def resolve_references(tables: Table, folder: Path) -> Table:
+    """Tables in which code of the user that is only in `folder` is named by its path there.
+
+    Args:
+        tables: of a config.
+        folder: of the file of this config.
+    """
+    run = tables.get("run")
+    if not isinstance(run, Mapping):
+        return tables
+    resolved = dict(run)
+    if "step_size" in run:
+        resolved["step_size"] = _resolve(run["step_size"], folder)
+    if isinstance(run.get("methods"), list):
+        resolved["methods"] = [_resolve(entry, folder) for entry in run["methods"]]
+    return {**tables, "run": resolved}
+
+
+def _resolve(entry: object, folder: Path) -> object:
+    """A method or a step size of a config, with the path of a file that is only in `folder`."""
+    if isinstance(entry, Mapping):
+        return {key: _resolve(value, folder) for key, value in entry.items()}
+    if not isinstance(entry, str) or ".py:" not in entry or not is_reference(entry):
+        return entry
+    if find_file(entry, Path()) is not None or find_file(entry, folder) is None:
+        return entry
+    return (folder / entry).as_posix()
 
 
 def value_of(text: str) -> Any:

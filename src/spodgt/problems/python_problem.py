@@ -6,24 +6,18 @@ folder and the folder of the config file are searched first.
 
 from __future__ import annotations
 
-import hashlib
-import importlib
-import importlib.util
 import inspect
-import os
-import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator
 
 from spodgt._util.deprecation import warn_renamed
-from spodgt.errors import InvalidInput, SpodgtError
+from spodgt.code_references import describe_error, find_file, import_object, is_reference
+from spodgt.errors import InvalidInput
 from spodgt.problems.data.pytree import seeded
 from spodgt.types import Problem
 from spodgt.validation import FieldHint, choices, recipe
@@ -89,8 +83,7 @@ class PythonProblem:
     folder: str | None = None
 
     def __post_init__(self) -> None:
-        where, colon, function = self.build.rpartition(":")
-        if not (where and colon and function.isidentifier()):
+        if not is_reference(self.build):
             raise InvalidInput(
                 f"problem.build={self.build!r} must be module:function or file.py:function; "
                 "use problem.py:build."
@@ -98,8 +91,8 @@ class PythonProblem:
 
     def resolve_relative_to(self, folder: Path) -> PythonProblem:
         """The same recipe for a config in `folder`, with that folder if only it has the code."""
-        is_resolved = self.folder is not None or self._find_file(Path()) is not None
-        if is_resolved or self._find_file(folder) is None:
+        is_resolved = self.folder is not None or find_file(self.build, Path()) is not None
+        if is_resolved or find_file(self.build, folder) is None:
             return self
         return PythonProblem(self.build, self.arguments, folder.as_posix())
 
@@ -123,7 +116,7 @@ class PythonProblem:
             with seeded(0):  # every process must build the same problem
                 problem = self._code.function(**arguments)
         except Exception as error:  # the function may raise anything
-            reason = _describe_error(error, self._code.file)
+            reason = describe_error(error, self._code.file)
             raise InvalidInput(f"{self._key} failed: {reason}.") from error
         if not isinstance(problem, Problem):
             raise InvalidInput(
@@ -145,6 +138,11 @@ class PythonProblem:
     def digest(self) -> str:
         """Twelve hexadecimal digits of the source file of the function."""
         return self._code.digest
+
+    @property
+    def file(self) -> Path | None:
+        """The source file of the function."""
+        return self._code.file
 
     @property
     def _key(self) -> str:
@@ -179,53 +177,16 @@ class PythonProblem:
     @cached_property
     def _code(self) -> _Code:
         where, _, name = self.build.rpartition(":")
-        file = self._find_file(Path())
-        if file is None and self.folder is not None:
-            file = self._find_file(Path(self.folder))
-        module = self._import_module(where, file)
-        source = Path(module.__file__) if module.__file__ else None
-        function = getattr(module, name, None)
-        if not callable(function):
-            functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
+        with seeded(0):
+            found = import_object(self.build, self._key, self.folder)
+        if not callable(found.value):
+            members = vars(found.module).items()
+            functions = [key for key, value in members if inspect.isfunction(value)]
             raise InvalidInput(
-                f"{self._key} must name a function, but {source or where} has none of that name; "
+                f"{self._key} must name a function, but {found.file or where} has none of that name; "
                 f"{choices(name, functions)}"
             )
-        return _Code(function, source, _digest(module, source))
-
-    def _import_module(self, where: str, file: Path | None) -> ModuleType:
-        """Import a module by its file, or by its name."""
-        is_file = where.endswith(".py")
-        if is_file and file is None:
-            raise InvalidInput(f"{self._key} does not exist; give the path of a Python file.")
-        search_path = [str(Path.cwd())]
-        if is_file and file is not None:
-            search_path = [str(file.parent)]  # its imports are next to it, as for `python file.py`
-        elif self.folder is not None:
-            search_path.append(str(Path(self.folder).resolve()))
-        sys.path[:0] = [folder for folder in search_path if folder not in sys.path]
-        try:
-            with seeded(0):
-                if is_file and file is not None:
-                    return _import_file(file)
-                return importlib.import_module(where)
-        except (Exception, SystemExit) as error:  # the module may do anything
-            reason = _describe_error(error, file)
-            raise InvalidInput(f"{self._key} cannot be imported: {reason}.") from error
-
-    def _find_file(self, folder: Path) -> Path | None:
-        """The file in `folder` with the code, by the name in `build`; None if there is none."""
-        where = self.build.rpartition(":")[0]
-        if where.endswith(".py"):
-            candidates = [Path(where).expanduser()]
-        else:
-            module = Path(*where.split("."))
-            candidates = [module.with_suffix(".py"), module / "__init__.py"]
-        for candidate in candidates:
-            path = folder / candidate
-            if path.is_file():
-                return path.resolve()
-        return None
+        return _Code(found.value, found.file, found.digest)
 
     def beside(self, folder: Path) -> PythonProblem:
         """Deprecated: `resolve_relative_to`.
@@ -244,50 +205,6 @@ class _Code:
     function: Callable[..., object]
     file: Path | None
     digest: str  # of the source file
-
-
-_digests: dict[str, str] = {}  # by module, of its source when it was imported
-
-
-def _import_file(path: Path) -> ModuleType:
-    """Import a file as a module; a changed file is imported again."""
-    content = path.read_bytes()
-    name = f"spodgt_problem_{hashlib.sha256(os.fsencode(path) + content).hexdigest()[:12]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickle look up classes of the module there
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
-
-
-def _digest(module: ModuleType, source: Path | None) -> str:
-    """Digest of the source at the first call, which follows the import; "" without a source."""
-    if module.__name__ not in _digests and source is not None and source.is_file():
-        _digests[module.__name__] = hashlib.sha256(source.read_bytes()).hexdigest()[:12]
-    return _digests.get(module.__name__, "")
-
-
-def _describe_error(error: BaseException, file: Path | None) -> str:
-    """An error of the user's code on one line, with its last line in `file`."""
-    lines = str(error).strip().splitlines()
-    text = lines[0].strip().rstrip(".") if lines else ""
-    if not isinstance(error, SpodgtError):
-        kind = type(error).__name__
-        text = f"{kind}: {text}" if text else kind
-    if file is None:
-        return text
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if Path(frame.filename).resolve() == file.resolve():
-            return f"{text} ({Path(frame.filename).name}, line {frame.lineno})"
-    return text
 
 
 def python(build: str, /, **arguments: ConfigValue) -> PythonProblem:

@@ -152,7 +152,7 @@ class Connection:
             self.handover,
             options,
             tracked=layout.tracked,
-            labels=self.store.labels,
+            store=self.store,
         )
         self.blocks_before = self.node.state.k  # at the start of this process
 

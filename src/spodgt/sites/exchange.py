@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import MutableMapping
 from dataclasses import dataclass
 
 import torch
@@ -23,8 +22,11 @@ from spodgt.peer.process.local_problem import active_links
 from spodgt.peer.process.membership import Membership
 from spodgt.peer.process.status import Reporter
 from spodgt.peer.protocol.node import Node
+from spodgt.peer.storage.state_store import Store
 from spodgt.peer.transport.links import Transport
 from spodgt.sites.handover import Block, Handover, ReceivedModel
+from spodgt.sites.mapped_state import map_committed
+from spodgt.tensors import slices
 
 MODEL = "initial model"  # label of a state: whose initial model it holds
 COMMON = "common"
@@ -55,8 +57,7 @@ class Exchange:
     Args:
         handover: To and from the training thread.
         tracked: Number of columns that have a tracker.
-        labels: Committed with the state; one of them says whether the initial model is that of the
-            run.
+        store: Of the node; one of its labels is whether the initial model is that of the run.
     """
 
     node: Node
@@ -66,11 +67,11 @@ class Exchange:
     handover: Handover
     options: ExchangeOptions
     tracked: int
-    labels: MutableMapping[str, str]
+    store: Store
 
     def __post_init__(self) -> None:
         self.name = self.membership.identity.name
-        self.sender = Sender(self.node, self.transport)
+        self.sender = Sender(self.node, self.transport, self.store)
         self._published: object = None  # the state of the method that the training thread has
         self._publish_correction()
 
@@ -86,7 +87,7 @@ class Exchange:
     @property
     def has_common_model(self) -> bool:
         """Whether the initial model of the run has arrived, or need not; else nothing is sent."""
-        return self.labels[MODEL] == COMMON
+        return self.store.labels[MODEL] == COMMON
 
     def run(self) -> None:
         """Serve blocks and frames until the handover is stopped; failures go to the training
@@ -149,7 +150,7 @@ class Exchange:
         method = node.state.method._replace(x=row[None].clone())
         node.state = node.state._replace(method=method)
         node.dirty.add("x")
-        self.labels[MODEL] = COMMON
+        self.store.labels[MODEL] = COMMON
         self.handover.offer_initial_model(row)
 
     def _end_block(self, block: Block) -> None:
@@ -184,7 +185,10 @@ class Exchange:
         self._published = method
         y = method.y[0, : self.tracked]
         c = method.g[0, : self.tracked]
-        self.handover.offer_correction(torch.sub(y, c).to(c.dtype))
+        correction = torch.empty(self.tracked, dtype=c.dtype)
+        for part in slices(self.tracked):
+            torch.sub(y[part], c[part], out=correction[part])
+        self.handover.offer_correction(correction)
 
     def _follow_manifest(self) -> bool:
         """Adopt a newer manifest: other links, a new epoch."""
@@ -225,8 +229,9 @@ class Exchange:
 class Sender:
     """Commits the state of a node, then sends and acknowledges what is committed."""
 
-    def __init__(self, node: Node, transport: Transport) -> None:
+    def __init__(self, node: Node, transport: Transport, store: Store) -> None:
         self.node = node
+        self.store = store
         self.transport = transport
         self.clock = transport.local.host.clock
         self._sent_at = -math.inf
@@ -246,7 +251,10 @@ class Sender:
 
     def commit_and_send(self) -> None:
         """Commit, then send what is not acknowledged, and acknowledge what was received."""
-        pending_acks = self.node.commit()
+        node = self.node
+        pending_acks = node.commit()
+        node.state = map_committed(node.state, self.store)
+        node.shown = node.state
         self._committed_at = self.clock.monotonic()
         self.send()
         for source in sorted(pending_acks):

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -22,6 +23,7 @@ from spodgt.engine import announce_compilation, use_engine
 from spodgt.errors import DivergenceWarning, InvalidInput, StalledWarning, caller_level
 from spodgt.experiment import Experiment, ExperimentOptions, ProblemRecipe, RunOptions
 from spodgt.experiment.run_options import reject_unknown_options
+from spodgt.experiment.toml import Table
 from spodgt.network import GraphRecipe, Network
 from spodgt.participation import Always, Participation
 from spodgt.record.run_folder import RunFolder, plain
@@ -33,9 +35,10 @@ from spodgt.runtimes.loop import EvaluationSchedule, Stop
 from spodgt.runtimes.simulator import Simulator
 from spodgt.runtimes.world import Run, Runtime
 from spodgt.training.checkpoint import MAX_STATE_BYTES
+from spodgt.training.code_copies import copy_code
 from spodgt.training.executor import Executor
 from spodgt.training.loggers import Logger
-from spodgt.training.progress import Display, Progress, interactive_console
+from spodgt.training.progress import Display, Progress, ProgressLog, create_display
 from spodgt.training.result import Result
 from spodgt.training.resume import identify
 from spodgt.training.settings import ExecutionSettings
@@ -57,7 +60,8 @@ class ExecutionOptions(TypedDict, total=False):
             run continues, too, if `rounds`, `delay` or `seconds` is larger than before.
         checkpoint_every: seconds between two checkpoints, 30 by default.
         progress: True shows a progress bar, False none; None (default): one on a terminal or in a
-            notebook. A function is called with a `Progress` about ten times a second.
+            notebook, elsewhere a line on standard error every 30 seconds. A function is called with
+            a `Progress` about ten times a second.
         callbacks: functions that are called with every evaluation, a dict like a row of
             `result.frame`, such as `spodgt.loggers.TensorBoard("folder")`. A callback that returns
             `spodgt.STOP` stops the run of that method and seed.
@@ -156,7 +160,8 @@ def run(
         out: a folder for checkpoints and results; None: results in memory only.
         resume: continue the run in `out`.
         checkpoint_every: seconds between two checkpoints.
-        progress: True, False, None (a progress bar on a terminal or in a notebook) or a function.
+        progress: True, False, None (a progress bar on a terminal or in a notebook, lines elsewhere)
+            or a function.
         callbacks: functions that are called with every evaluation; one that returns `spodgt.STOP`
             stops that run.
         keep_states: keep the states of all rounds in `result.states`.
@@ -189,9 +194,17 @@ def run(
             for callback in callbacks:
                 if isinstance(callback, Logger) and executor.runtime.is_main:
                     stack.enter_context(callback.logging(tables))
-            result = executor.execute(lambda: tomli_w.dumps(tables), resume=resume)
+            files = experiment.code_files
+            result = executor.execute(partial(_config_text, tables, files, out), resume=resume)
     _warn(result)
     return result
+
+
+def _config_text(tables: Table, files: Mapping[str, Path], out: str | Path | None) -> str:
+    """The text of config.toml; the user's code that it names is copied next to it."""
+    if files and out is not None:
+        tables = copy_code(tables, files, Path(out))
+    return tomli_w.dumps(tables)
 
 
 def _create_executor(
@@ -271,8 +284,10 @@ def _check_options(
 
 def _create_display(progress: object) -> Display | Callable[[Progress], None] | None:
     if progress is None:
-        console = interactive_console()
-        return None if console is None or launched() else Display(console)
+        display = create_display(Console(file=sys.stderr))
+        if isinstance(display, Display) and launched():
+            return None  # bars of several processes would overwrite each other
+        return display.show if isinstance(display, ProgressLog) else display
     if isinstance(progress, bool):
         return Display(Console(file=sys.stderr)) if progress else None
     if not callable(progress):

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
@@ -70,10 +74,7 @@ class Display:
 
     def show(self, progress: Progress) -> None:
         """Update the bar of a method: round, delay and accuracy."""
-        note = f"k {progress.k:<7,} delay {progress.delay:<7,.0f} "
-        if progress.accuracy == progress.accuracy:  # not NaN
-            note += f"acc {progress.accuracy:.3f}"
-        self.move(progress.method, progress.fraction, note)
+        self.move(progress.method, progress.fraction, _note(progress))
 
     def announce_compilation(self) -> None:
         """Explain why the first rounds take longer."""
@@ -92,7 +93,72 @@ class Display:
             self.bars.remove_task(self.tasks.pop(name))
 
 
-def interactive_console() -> Console | None:
-    """The console of a terminal or a notebook; None if a progress bar would not be visible."""
-    console = Console(file=sys.stderr)
-    return console if console.is_terminal or console.is_jupyter else None
+class ProgressLog:
+    """Lines on a stream that is not a terminal: one about every 30 seconds, none in short runs.
+
+    It has the methods of `Display`.
+
+    Args:
+        stream: where lines are written; standard error by default.
+        seconds: between two lines.
+        clock: returns seconds.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO | None = None,
+        seconds: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.stream = stream
+        self.seconds = seconds
+        self.clock = clock
+        self.started_at = clock()
+        self.printed_at = self.started_at
+
+    def __enter__(self) -> ProgressLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def show(self, progress: Progress) -> None:
+        """Print round, delay and accuracy of a method, if a line is due."""
+        name = progress.method
+        if progress.total > 1:
+            name += f" ({progress.number} of {progress.total})"
+        self.move(name, progress.fraction, " ".join(_note(progress).split()))
+
+    def announce_compilation(self) -> None:
+        """Explain why the first rounds take longer."""
+        self._print(COMPILING)
+
+    def move(self, name: str, fraction: float, note: str) -> None:
+        """Print the fraction of a method or cell that is done, from 0 to 1, if a line is due."""
+        now = self.clock()
+        if now - self.printed_at < self.seconds:
+            return
+        self.printed_at = now
+        elapsed = timedelta(seconds=round(now - self.started_at))
+        self._print(f"spodgt: {elapsed} {name.strip()}: {fraction:.0%}, {note}")
+
+    def remove(self, name: str) -> None:
+        """Nothing: lines stay."""
+
+    def _print(self, line: str) -> None:
+        print(line, file=self.stream or sys.stderr, flush=True)
+
+
+def _note(progress: Progress) -> str:
+    """Round, delay and accuracy, in columns."""
+    note = f"k {progress.k:<7,} delay {progress.delay:<7,.0f} "
+    if progress.accuracy == progress.accuracy:  # not NaN
+        note += f"acc {progress.accuracy:.3f}"
+    return note
+
+
+def create_display(console: Console, *, name_width: int = 18) -> Display | ProgressLog:
+    """Progress bars on a terminal or in a notebook, lines elsewhere."""
+    if console.is_terminal or console.is_jupyter:
+        return Display(console, name_width=name_width)
+    return ProgressLog()

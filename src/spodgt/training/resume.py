@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
+from numpy.typing import ArrayLike
+
+from spodgt.code_references import is_reference
 from spodgt.errors import InvalidInput
-from spodgt.experiment.toml import checksum
+from spodgt.experiment.toml import Table, checksum
 from spodgt.problems.protocols import HasIdentity
 from spodgt.runtimes.loop import Stop
 from spodgt.runtimes.world import Run
@@ -65,9 +69,9 @@ def update_if_newer(log: MethodLog, number: int, seed: int, part: MethodLog) -> 
 
 
 # --- whether it is the same experiment -----------------------------------------------------------
-def identify(runs: Sequence[Run]) -> dict[str, Any]:
+def identify(runs: Sequence[Run]) -> Table:
     """Checksums of what a config only names: data, networks in files, recorded participation."""
-    settings: dict[str, Any] = {}
+    settings: Table = {}
     data = {}
     participation = []
     links = []
@@ -89,7 +93,7 @@ def identify(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def _sample_participation(availability: Availability) -> list[Any]:
+def _sample_participation(availability: Availability) -> list[ArrayLike]:
     """The active clients and links of the first rounds; of a recorded trace, of all rounds."""
     rounds = availability.length
     if rounds is None:
@@ -100,7 +104,7 @@ def _sample_participation(availability: Availability) -> list[Any]:
     return [availability.computes(span), links.pull, links.pushing]
 
 
-def is_extension(old: dict[str, Any], new: dict[str, Any], folder: str) -> bool:
+def is_extension(old: Table, new: Table, folder: str) -> bool:
     """Whether an experiment is that of a folder with later limits.
 
     Args:
@@ -110,6 +114,8 @@ def is_extension(old: dict[str, Any], new: dict[str, Any], folder: str) -> bool:
     Raises:
         InvalidInput: if it is another experiment, or one with earlier limits.
     """
+    old = _without_folders(old)
+    new = _without_folders(new)
     old_run = dict(old["run"])
     new_run = dict(new["run"])
     old_limits = {key: old_run.pop(key, None) for key in _LIMITS}
@@ -128,6 +134,35 @@ def is_extension(old: dict[str, Any], new: dict[str, Any], folder: str) -> bool:
                 "a run can be extended but not shortened, so use a later end or another folder."
             )
     return old_limits != new_limits
+
+
+def _without_folders(facts: Table) -> Table:
+    """Facts in which code of the user is named by its file, without the folder of the file.
+
+    A run folder holds a copy of the code; its content is compared by its checksum.
+    """
+    renamed: Table = {}
+    for key, value in facts.items():
+        renamed[_file_name(key)] = _rename_files(value)
+    renamed.get("problem", {}).pop("folder", None)
+    return renamed
+
+
+def _rename_files(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {str(key): _rename_files(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_rename_files(item) for item in value]
+    return _file_name(value) if isinstance(value, str) else value
+
+
+def _file_name(text: str) -> str:
+    """`problem.py:build` of a text such as `folder/problem.py:build`; other texts unchanged."""
+    if not is_reference(text) or ".py:" not in text:
+        return text
+    prefix = "source of " if text.startswith("source of ") else ""
+    where, _, name = text.removeprefix(prefix).rpartition(":")
+    return f"{prefix}{Path(where).name}:{name}"
 
 
 def _find_difference(old: object, new: object, path: str = "") -> str | None:

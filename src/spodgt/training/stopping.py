@@ -89,7 +89,13 @@ class StopRules:
                 f"stop_when.metric={self.metric!r} is not evaluated in this run; "
                 f"{choices(self.metric, known)}"
             )
-        return float(row[self.metric])
+        value = float(row[self.metric])
+        if math.isnan(value) and row["round"] == 0:
+            raise InvalidInput(
+                f"{self.metric} has no value, so runs cannot stop by it and no model is the best "
+                "one: the problem has no test data; give test data or evaluate_on='validation'."
+            )
+        return value
 
 
 class EarlyStops:

@@ -10,8 +10,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Mapping
+import struct
+import zlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any
 
 import torch
@@ -28,9 +31,11 @@ from spodgt.algorithms.base import (
     Schedule,
 )
 from spodgt.algorithms.compose.wrapper import ScaledDirection, Wrapper, with_rate
-from spodgt.errors import InvalidConfig
+from spodgt.errors import InvalidConfig, InvalidInput
 from spodgt.tensors import widened
 from spodgt.types import Round
+
+_DESCRIBED_ROUNDS = 200  # of a function, for its checksum
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,57 @@ class Cosine(Schedule):
         return self.end + (self.start - self.end) * (1 + torch.cos(math.pi * done)) / 2
 
 
+@dataclass(frozen=True)
+class FunctionSchedule(Schedule):
+    """η_k = function(k): a step size by round, from a function of the user.
+
+    Args:
+        start: Its value in round 1.
+        function: Called with the round, from 1; returns a number of at least 0.
+        reference: "file.py:name" if it was named so; else empty.
+    """
+
+    name = "function"
+    function: Callable[[int], float] = float  # replaced by `function_schedule`
+    reference: str = ""
+
+    def at(self, k: int | Tensor) -> Number:
+        if isinstance(k, Tensor):
+            values = [self._value(int(each)) for each in k.flatten().tolist()]
+            return torch.tensor(values, dtype=torch.float64).reshape(k.shape)
+        return self._value(int(k))
+
+    def _value(self, k: int) -> float:
+        return _function_value(self.function, k)
+
+    def describe(self) -> str:
+        """The reference, or the name and a checksum of the first values."""
+        if self.reference:
+            return self.reference
+        values = [self._value(k) for k in range(1, _DESCRIBED_ROUNDS + 1)]
+        digest = zlib.crc32(struct.pack(f"{len(values)}d", *values))
+        return f"function {getattr(self.function, '__name__', 'object')} {digest:08x}"
+
+
+def function_schedule(function: Callable[[int], float], reference: str = "") -> FunctionSchedule:
+    """The schedule of a function of the round."""
+    start = _function_value(function, 1)
+    if start == 0:
+        raise InvalidInput("step_size must be above 0 in round 1, got 0.0; return 0.01 there.")
+    return FunctionSchedule(start, function, reference)
+
+
+def _function_value(function: Callable[[int], float], k: int) -> float:
+    value: object = function(k)
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_number or not 0 <= float(value) < math.inf:  # type: ignore[arg-type]
+        raise InvalidInput(
+            f"step_size must be a number of at least 0 in every round, got {value!r:.60} in round "
+            f"{k}; return a number such as 0.01."
+        )
+    return float(value)  # type: ignore[arg-type]
+
+
 SCHEDULES: dict[str, type[Schedule]] = {
     cls.name: cls for cls in (Constant, Inverse, InverseSqrt, Cosine)
 }
@@ -96,8 +152,8 @@ def schedule(value: Any) -> Any:
     """Convert the config of a step size.
 
     Args:
-        value: A dict such as `{"schedule": "inverse-sqrt", "start": 0.1}`, or any other step size.
-            A dict without `schedule` has one step size per client name.
+        value: A dict such as `{"schedule": "inverse-sqrt", "start": 0.1}`, a function of the round,
+            or any other step size. A dict without `schedule` has one step size per client name.
 
     Returns:
         A `Schedule`, the number of a constant one, or other values unchanged.
@@ -105,6 +161,8 @@ def schedule(value: Any) -> Any:
     Raises:
         InvalidConfig: The schedule or one of its fields is not known, or `start` is missing.
     """
+    if callable(value) and not isinstance(value, Schedule | Tensor):
+        return function_schedule(value)
     if isinstance(value, Constant) and not value.warmup:
         return value.start
     if not isinstance(value, dict) or not _is_schedule(value):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from spodgt.peer.protocol.client_state import State
 from spodgt.peer.protocol.running_sums import InLink, OutLink
+from spodgt.tensors import slices
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,23 @@ def scale(state: State) -> float:
 
 
 def local_error(state: State) -> float:
-    """|L| of one client, relative; NaN if a number is not finite."""
-    return _largest(sum(terms(state))) / scale(state)
+    """|L| of one client, relative; NaN if a number is not finite. Large states are summed in parts."""
+    vectors = [(state.method.y[0], 1.0), (state.method.g[0], -1.0), (state.z[0], -1.0)]
+    vectors += [(link.total, -1.0) for link in state.into.values()]
+    vectors += [(link.total, 1.0) for link in state.out.values()]
+    errors: list[float] = []
+    scales = [1e-300]
+    for part in slices(state.z.shape[1]):
+        total = torch.zeros_like(state.z[0, part])
+        for vector, sign in vectors:
+            term = vector[part].double()
+            total.add_(term, alpha=sign)
+            scales.append(_largest(term))
+        errors.append(_largest(total))
+    # tensors, because max() of floats does not pass NaN on
+    return _largest(torch.tensor(errors, dtype=torch.float64)) / float(
+        torch.tensor(scales, dtype=torch.float64).max()
+    )
 
 
 def audit(states: Mapping[str, State]) -> Audit:

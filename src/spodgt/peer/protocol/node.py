@@ -25,7 +25,7 @@ from spodgt.peer.protocol.inbox import Frame, Inbox
 from spodgt.peer.protocol.method_step import MethodStep
 from spodgt.peer.protocol.outlier_detection import LinkOutliers, growth, norm
 from spodgt.peer.protocol.running_sums import Ack, Incarnation, Message
-from spodgt.tensors import is_finite
+from spodgt.tensors import is_finite, slices
 
 REBASE_EVERY = 64  # messages after which a quiet link starts from zero
 REBASE_QUANTIZED = 4  # the same for int8 totals: the smaller they are, the finer the quantization
@@ -187,7 +187,9 @@ class Node:
         state = self.state
         y = state.method.y
         if g is not state.method.g:
-            y = y + g.double() - state.method.g.double()
+            y = y.clone()
+            for part in slices(y.shape[1]):
+                y[0, part] += g[0, part].double() - state.method.g[0, part].double()
             self.dirty |= {"y", "g"}
         self.dirty.add("x")
         self.state = state._replace(
@@ -199,14 +201,16 @@ class Node:
 
     def put_on_links(self, links: Iterable[str]) -> None:
         """Move mass from the tracker to those out-links that accept it now."""
+        used = [name for name in links if self._can_add_mass(name)]
+        if not used:
+            return
         method = self.state.method
         y = method.y.clone()
         out = dict(self.state.out)
-        for name in links:
-            if self._can_add_mass(name):
-                out[name], mass = running_sums.add_mass(out[name], method.y[0], self.quantized)
-                y -= mass
-                self.dirty |= {"y", f"out:{name}"}
+        for name in used:
+            out[name], mass = running_sums.add_mass(out[name], method.y[0], self.quantized)
+            y -= mass
+            self.dirty |= {"y", f"out:{name}"}
         self.state = self.state._replace(method=method._replace(y=y), out=out)
 
     def _can_add_mass(self, name: str) -> bool:

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from spodgt.algorithms.compose.codecs import Int8Codec
-from spodgt.tensors import is_finite
+from spodgt.tensors import difference, is_finite, slices
 
 MAX_NUMBER = 2**62  # of every counter: it must fit into a frame, also after many increments
 MAX_ABS = 1e30  # of a number in a message: sums of some of these still fit into float32
@@ -185,10 +185,14 @@ def add_mass(link: OutLink, y: Tensor, quantized: bool = False) -> tuple[OutLink
         The next state of the link, and the mass, (n,) float64, to subtract from y: exactly what the rounded
         total has gained.
     """
-    total = torch.add(link.total, y, alpha=link.weight).to(link.total.dtype)
     if quantized:
-        total = Int8Codec().quantize(total[None])[0]
-    mass = total.to(y.dtype).sub_(link.total)
+        exact = torch.add(link.total, y, alpha=link.weight).to(link.total.dtype)
+        total = Int8Codec().quantize(exact[None])[0]
+    else:
+        total = torch.empty_like(link.total)
+        for part in slices(len(y)):
+            total[part] = torch.add(link.total[part], y[part], alpha=link.weight)
+    mass = difference(total, link.total)
     return replace(link, total=total, number=link.number + 1), mass
 
 
@@ -247,7 +251,7 @@ def apply_message(link: InLink, message: Message) -> MessageEffect | RolledBack:
     check_vectors(message)
     folded = None
     if message.base == link.base:
-        mass = torch.sub(message.total.double(), link.total)
+        mass = difference(message.total, link.total)
     elif message.base == link.number:
         mass = message.total.double()
         folded = link.total

@@ -1,0 +1,188 @@
+"""What a site of `spodgt.join` costs: memory, bytes written and sent, time lost to exchanges.
+
+    python benchmarks/join.py                     two sites, 50 million parameters, blocks of 100 steps
+    python benchmarks/join.py 5000000 20 4        parameters, steps of a block, blocks
+
+Two processes on loopback train a perceptron with SGD; the same process trains alone before it joins.
+Memory is in units of the model (4 bytes for each parameter), beyond that of training alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+import os
+import sys
+import tempfile
+import threading
+import time
+from multiprocessing.queues import Queue
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from spodgt.experiment import Experiment
+from spodgt.peer.host.files import DiskFile
+from spodgt.peer.membership import run_folders
+from spodgt.sites.api import join
+from spodgt.sites.layout import model_row
+from spodgt.sites.run_setup import create_script_run
+
+BATCH = 8
+ALONE = 10  # steps without exchanges, for comparison
+FIRST_BLOCKS = 1  # not measured: the initial model is sent and files are made
+
+
+def network(parameters: int) -> nn.Sequential:
+    """Two layers without bias, together about `parameters`."""
+    width = math.isqrt(parameters // 2)
+    first = nn.Linear(width, width, bias=False)
+    return nn.Sequential(first, nn.ReLU(), nn.Linear(width, width, bias=False))
+
+
+class Memory:
+    """The largest memory of this process while it is watched, by kind, in bytes."""
+
+    def __init__(self) -> None:
+        self.largest = {"RssAnon": 0, "RssFile": 0}
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        while True:
+            for kind, size in resident().items():
+                self.largest[kind] = max(self.largest[kind], size)
+            time.sleep(0.02)
+
+
+def resident() -> dict[str, int]:
+    """Anonymous memory and mapped files of this process, in bytes."""
+    sizes = {}
+    for line in Path("/proc/self/status").read_text().splitlines():
+        kind, _, value = line.partition(":")
+        if kind in ("RssAnon", "RssFile"):
+            sizes[kind] = 1024 * int(value.split()[0])
+    return sizes
+
+
+class Written:
+    """Bytes that this process writes to its state."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        write = DiskFile.write
+
+        def counted(file: DiskFile, data: memoryview, at: int) -> None:
+            self.bytes += data.nbytes
+            write(file, data, at)
+
+        DiskFile.write = counted  # type: ignore[method-assign]
+
+
+def train(
+    folder: Path, parameters: int, block_steps: int, blocks: int, results: Queue[Any]
+) -> None:
+    """Train alone, then as a site; puts the figures into `results`."""
+    torch.set_num_threads(1)
+    model = network(parameters)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    x = torch.randn(BATCH, model[0].in_features)  # type: ignore[arg-type]
+
+    def steps(count: int) -> tuple[float, float]:
+        """Wall and processor seconds of some steps."""
+        begun = time.monotonic()
+        processor = time.process_time()
+        for _ in range(count):
+            optimizer.zero_grad()
+            torch.autograd.backward((model(x) - x).square().mean())
+            optimizer.step()
+        return time.monotonic() - begun, time.process_time() - processor
+
+    steps(2)
+    alone_wall, alone_processor = steps(ALONE)
+    base = resident()
+    memory = Memory()
+    written = Written()
+    size = 4 * model_row(model).layout.columns
+    with join(
+        folder,
+        model,
+        optimizer,
+        block_steps=block_steps,
+        durability="process",
+        checkpoint_blocks=1000,
+    ) as site:
+        steps(FIRST_BLOCKS * block_steps)
+        assert site._connection is not None
+        transport = site._connection.transport
+        before = [(traffic.messages, traffic.bytes) for _, traffic in transport.traffic()]
+        first_bytes = written.bytes
+        waited = site.exchange_seconds
+        first_k = site._connection.node.state.k
+        wall, processor = steps(blocks * block_steps)
+        handover = site._connection.handover
+        handover.wait_until(lambda: handover.block is None)
+        after = [(traffic.messages, traffic.bytes) for _, traffic in transport.traffic()]
+        exchanges = site._connection.node.state.k - first_k
+        waited = site.exchange_seconds - waited
+        bytes_written = written.bytes - first_bytes
+        sent = after[0][1] - before[0][1]
+        messages = after[0][0] - before[0][0]
+    results.put(
+        {
+            "site": folder.name,
+            "parameters": size // 4,
+            "block_steps": block_steps,
+            "blocks": exchanges,
+            "extra_memory_in_models": {
+                kind: round((memory.largest[kind] - base[kind]) / size, 2) for kind in base
+            },
+            "bytes_written_per_exchange_in_models": round(bytes_written / exchanges / size, 2),
+            "messages_sent": messages,
+            "bytes_sent_per_message_in_models": round(sent / max(1, messages) / size, 3),
+            "seconds_per_step_alone": round(alone_wall / ALONE, 3),
+            "seconds_per_step": round(wall / (blocks * block_steps), 3),
+            "share_of_time_waiting": round(waited / wall, 4),
+            "processor_seconds_per_exchange": round(
+                (processor - alone_processor / ALONE * blocks * block_steps) / exchanges, 2
+            ),
+            "processor_share_of_exchanges": round(
+                1 - alone_processor / ALONE * blocks * block_steps / processor, 3
+            ),
+            "load": os.getloadavg()[0],
+        }
+    )
+
+
+def main(parameters: int = 50_000_000, block_steps: int = 100, blocks: int = 3) -> None:
+    """Print the figures of both sites."""
+    experiment = Experiment.parse(
+        {
+            "network": {"kind": "exponential", "clients": 2},
+            "run": {"methods": ["spod-gt-memory"], "seeds": 1},
+        }
+    )
+    with tempfile.TemporaryDirectory(prefix="spodgt-join-") as directory:
+        folder = Path(directory) / "run"
+        layout = model_row(network(parameters)).layout
+        manifest = create_script_run(folder, experiment, layout)
+        for name in manifest.names:
+            run_folders.issue(folder, name)
+        context = multiprocessing.get_context("spawn")
+        results: Queue[Any] = context.Queue()
+        processes = []
+        for name in manifest.names:
+            arguments = (folder / name, parameters, block_steps, blocks, results)
+            processes.append(context.Process(target=train, args=arguments))
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        for _ in processes:
+            print(json.dumps(results.get(timeout=10)))
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
