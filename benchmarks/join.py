@@ -4,7 +4,7 @@
     python benchmarks/join.py 5000000 20 4        parameters, steps of a block, blocks
 
 Two processes on loopback train a perceptron with SGD; the same process trains alone before it joins.
-Memory is in units of the model (4 bytes for each parameter), beyond that of training alone.
+Memory is in units of the model (4 bytes for each parameter), beyond the largest of training alone.
 """
 
 from __future__ import annotations
@@ -100,10 +100,10 @@ def train(
             optimizer.step()
         return time.monotonic() - begun, time.process_time() - processor
 
+    memory = Memory()
     steps(2)
     alone_wall, alone_processor = steps(ALONE)
-    base = resident()
-    memory = Memory()
+    base = dict(memory.largest)
     written = Written()
     size = 4 * model_row(model).layout.columns
     with join(

@@ -93,10 +93,11 @@ def main(shard: str = "0/1", steps: int = 600, join: str | None = None) -> dict[
             app,
             join,
             model,
-            rounds=max(1, steps // 10),
-            config={"steps": 10, "lr": 0.1},
+            rounds=max(1, steps // 5),
+            config={"steps": 5, "lr": 0.1},
             node_config={"shard": shard},
             evaluate_every=2,
+            max_silent_blocks=2,
         )
     score = accuracy(model, test_x, test_y)
     print(f"test accuracy {score:.3f}")

@@ -45,8 +45,11 @@ class Classifier(lightning.LightningModule):
         self.log("val_loss", nn.functional.cross_entropy(scores, y))
         self.log("val_accuracy", (scores.argmax(1) == y).float().mean())
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self.parameters(), lr=1e-3)
+    def configure_optimizers(self) -> dict[str, object]:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-3)
+        steps = self.trainer.max_steps
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
 def loaders(shard: int, shards: int) -> tuple[DataLoader, DataLoader]:
@@ -66,7 +69,7 @@ def main(shard: str = "0/1", steps: int = 600, join: str | None = None) -> dict[
     train, test = loaders(number, shards)
     callbacks = []
     if join is not None:
-        callbacks = [SpodgtCallback(join, block_steps=10)]  # site
+        callbacks = [SpodgtCallback(join, block_steps=5, max_silent_blocks=2)]  # site
     trainer = lightning.Trainer(
         max_steps=steps,
         check_val_every_n_epoch=None,

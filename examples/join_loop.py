@@ -65,9 +65,12 @@ def main(shard: str = "0/1", steps: int = 600, join: str | None = None) -> dict[
     x, y, test_x, test_y = load(number, shards)
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     site_or_none = nullcontext()
     if join is not None:
-        site_or_none = spodgt.join(join, model, optimizer, block_steps=10)  # site
+        site_or_none = spodgt.join(  # site
+            join, model, optimizer, scheduler=scheduler, block_steps=5, max_silent_blocks=2
+        )
     with site_or_none as site:  # site
         for step in range(1, steps + 1):
             batch = torch.randint(len(x), (32,))
@@ -75,6 +78,7 @@ def main(shard: str = "0/1", steps: int = 600, join: str | None = None) -> dict[
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            scheduler.step()
             if site is not None and step % 20 == 0:
                 site.report(loss=loss.item(), accuracy=accuracy(model, test_x, test_y))  # site
     score = accuracy(model, test_x, test_y)

@@ -73,7 +73,7 @@ def main(shard: str = "0/1", steps: int = 200, join: str | None = None) -> dict[
     topics = [topic for topic in range(TOPICS) if topic % shards == number % TOPICS] or [0]
     callbacks = []
     if join is not None:
-        callbacks = [SpodgtCallback(join, block_steps=10)]  # site
+        callbacks = [SpodgtCallback(join, block_steps=5, max_silent_blocks=2)]  # site
     with tempfile.TemporaryDirectory() as output:
         arguments = TrainingArguments(
             output,

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import spodgt
 from spodgt import figures
+from spodgt.errors import InvalidInput
 from spodgt.record import Record
 
 NAMES = [*spodgt.ALGORITHMS, "mine", "spod-gt step_size=0.1", "spod-gt step_size=0.2"]
@@ -131,3 +132,67 @@ def test_no_two_clients_overlap_in_a_picture(clients: int, seed: int, together: 
     distance = np.linalg.norm(moved[:, None] - moved[None], axis=-1)[~np.eye(clients, dtype=bool)]
     scale = np.ptp(moved, axis=0).max() or 1.0
     assert clients == 1 or distance.min() > 0.9 * gap * min(scale, 1.0)
+
+
+# --- plots of results ----------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def compared() -> spodgt.Result:
+    return spodgt.compare(
+        ["spod-gt", "push-pull"],
+        spodgt.Quadratic.random(4, 2, noise=0.1),
+        spodgt.Network.ring(4),
+        rounds=20,
+        every=5,
+        seeds=[0, 1],
+    )
+
+
+def test_lines_are_straight_between_evaluations(compared: spodgt.Result) -> None:
+    axes = compared.plot(metric="loss", against="round")
+    line = next(line for line in axes.lines if str(line.get_label()).startswith("spod-gt"))
+    rows = compared.frame[compared.frame["method"] == "spod-gt"].groupby("round")["loss"].mean()
+    assert np.array_equal(np.asarray(line.get_xdata()), rows.index.to_numpy())
+    np.testing.assert_allclose(np.asarray(line.get_ydata(), float), rows.to_numpy())
+    assert line.get_drawstyle() == "default"
+
+
+def test_a_plot_on_given_axes_with_some_methods(compared: spodgt.Result) -> None:
+    figure, panels = figures.new_figure(6, 3, columns=2)
+    for ax, metric in zip(panels, ("loss", "distance"), strict=True):
+        assert compared.plot(metric=metric, ax=ax, methods=["push-pull"]) is ax
+        assert [line.get_label() for line in ax.lines] == ["push-pull"]
+    assert figure.axes == list(panels)
+
+
+def test_widths_of_a_paper_and_mistakes(compared: spodgt.Result, tmp_path: Path) -> None:
+    sizes = {}
+    for width in figures.FIGURE_STYLES:
+        sizes[width] = compared.plot(width=width).figure.get_figwidth()  # type: ignore[union-attr]
+    assert sizes["column"] == pytest.approx(3.35)
+    assert sizes["page"] == pytest.approx(7.0)
+    assert compared.plot(tmp_path / "column.pdf", width="column").stat().st_size > 1000
+    with pytest.raises(InvalidInput, match="use 'column', 'page' or 'screen'"):
+        compared.plot(width="slide")  # type: ignore[call-overload]
+    with pytest.raises(InvalidInput, match="methods='sgd' is not one of this result"):
+        compared.plot(methods=["sgd"])
+
+
+def test_a_latex_table(compared: spodgt.Result) -> None:
+    lines = compared.to_latex().splitlines()
+    assert lines[0] == r"\begin{tabular}{lrrr}"
+    assert lines[2] == r"method & loss & rounds & delay \\"
+    assert {line.split(" & ")[0] for line in lines[4:6]} == {"spod-gt", "push-pull"}
+    assert all(r" \pm " in line and line.endswith(r" \\") for line in lines[4:6])
+
+
+def test_sweeps_are_short_in_a_shell_and_tables_in_a_notebook(tmp_path: Path) -> None:
+    done = spodgt.sweep(
+        "spod-gt",
+        spodgt.Quadratic.random(3, 2),
+        spodgt.Network.ring(3),
+        grid={"step_size": [0.01, 0.1]},
+        out=tmp_path / "steps",
+        rounds=5,
+    )
+    assert repr(done) == "SweepResult(steps: 2 of 2 cells, run.step_size)"
+    assert "<table" in done._repr_html_()

@@ -156,38 +156,54 @@ def run(name: str) -> None:
 
 # --- summary -------------------------------------------------------------------------------------
 def summary() -> None:
-    import matplotlib.pyplot as plt
+    """Mean and interval of each cell; of the tuning runs only those with the best step size."""
     import pandas as pd
     from scipy import stats
 
     frame = pd.read_csv(RUNS)
-    frame = frame[~frame["seed"].isin(TUNING_SEEDS)]
+    groups = ["setting", "inner", "rounds", "method", "step_size"]
     rows = []
-    for key, runs in frame.groupby(["setting", "inner", "method", "step_size"], sort=False):
+    for key, runs in frame.groupby(groups, sort=False):
+        setting, inner, rounds, method, step_size = key
+        if rounds == TUNING_ROUNDS and step_size != best_rate(setting, inner, method):
+            continue
         count = len(runs)
-        half = stats.t.ppf(0.975, max(1, count - 1)) * runs["accuracy"].std() / count**0.5
+        half = float("nan")
+        if count > 2:
+            half = stats.t.ppf(0.975, count - 1) * runs["accuracy"].std() / count**0.5
         mean = runs["accuracy"].mean()
-        worst = runs["worst"].mean()
-        rows.append((*key, count, mean, half, worst, runs["bytes"].mean() / 1e6))
-    names = ["setting", "inner", "method", "step_size", "seeds", "accuracy", "half", "worst", "MB"]
+        rows.append((*key, count, mean, half, runs["worst"].mean(), runs["bytes"].mean() / 1e6))
+    names = [*groups, "seeds", "accuracy", "half", "worst", "MB"]
     table = pd.DataFrame(rows, columns=names)
     table.to_csv(HERE / "local-steps-summary.csv", index=False, float_format="%.4g")
     print(table.to_string())
+    draw(table, frame)
 
-    panels = list(table.groupby(["setting", "inner"], sort=False))
-    figure, axes = plt.subplots(1, len(panels), figsize=(3.2 * len(panels), 3.4), sharey=True)
-    for axis, ((setting, inner), part) in zip(axes, panels, strict=True):
-        part = part.set_index("method").reindex([m for m in METHODS if m in set(part["method"])])
+
+def draw(table: Any, frame: Any) -> None:
+    """Bars of means, a dot per seed, and 95 % intervals where there are three seeds or more."""
+    import matplotlib.pyplot as plt
+
+    panels = list(table.groupby(["setting", "inner", "rounds"], sort=False))
+    width = 3.4 * len(panels)
+    figure, axes = plt.subplots(1, len(panels), figsize=(width, 3.4), sharey=True, squeeze=False)
+    for axis, ((setting, inner, rounds), part) in zip(axes[0], panels, strict=True):
+        part = part.set_index("method").reindex(list(METHODS))
         places = range(len(part))
         has_server = [method in ("fedavg", "scaffold") for method in part.index]
-        colors = ["0.6" if server else "tab:blue" for server in has_server]
+        colors = ["0.7" if server else "tab:blue" for server in has_server]
         axis.barh(places, part["accuracy"], xerr=part["half"], color=colors, capsize=3)
+        for place, method in enumerate(part.index):
+            cell = frame[(frame["setting"] == setting) & (frame["inner"] == inner)]
+            cell = cell[(cell["rounds"] == rounds) & (cell["method"] == method)]
+            cell = cell[cell["step_size"] == part["step_size"].iloc[place]]
+            axis.plot(cell["accuracy"], [place] * len(cell), "k.", markersize=5)
         axis.set_yticks(places, part.index)
-        axis.invert_yaxis()
-        axis.set_xlim(0.3, 0.9)
-        axis.set_title(f"{setting}, {inner}")
+        axis.set_xlim(0, 0.9)
+        axis.set_title(f"{setting}, {inner}, {rounds} rounds", fontsize=10)
         axis.set_xlabel("test accuracy")
-    figure.suptitle("Blue: no server. Grey: with a server. Bars: 95 % intervals of the mean")
+    axes[0][0].invert_yaxis()
+    figure.suptitle("Blue: no server. Grey: with a server. Dots: seeds", fontsize=10)
     figure.tight_layout()
     figure.savefig(HERE / "local-steps.png", dpi=130)
 

@@ -106,3 +106,8 @@ def test_app_that_trains_another_model_is_refused(tmp_path: Path) -> None:
 def test_rounds_must_be_positive(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="rounds must be positive, got 0"):
         run_client_app(ClientApp(), tmp_path, Point(5), rounds=0)
+
+
+def test_length_of_a_block_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="block_steps has no use here"):
+        run_client_app(ClientApp(), tmp_path, Point(5), rounds=1, block_steps=5)

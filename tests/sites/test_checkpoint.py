@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from spodgt.sites import checkpoint
+from spodgt.sites.api import join
+from tests.sites.fleet_of_threads import make_run
 
 
 def trained(optimizer_type: Any, **options: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -105,3 +107,38 @@ def test_full_disk_keeps_the_older_copy(tmp_path: Path, monkeypatch: pytest.Monk
     assert "cannot be written: No space left on device; the older copy stays" in texts[0][1]
     assert (tmp_path / checkpoint.FILE).read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == [checkpoint.FILE]
+
+
+@pytest.mark.network
+def test_restarts_at_block_ends_do_not_change_training(tmp_path: Path) -> None:
+    """Model, optimizer, schedule and correction continue as in an unbroken run."""
+
+    def train(folder: Path, processes: int) -> tuple[torch.Tensor, float]:
+        make_run(folder, nn.Linear(3, 1), 2)
+        for _ in range(processes):
+            torch.manual_seed(0)
+            model = nn.Linear(3, 1)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+            scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
+            with join(
+                folder / "p0",
+                model,
+                optimizer,
+                scheduler=scheduler,
+                block_steps=10,
+                max_silent_blocks=None,
+                linger_seconds=0.1,
+                durability="process",
+            ) as site:
+                for _ in range(40 // processes):
+                    x = torch.ones(1, 3) * site.steps
+                    optimizer.zero_grad()
+                    torch.autograd.backward(model(x).square().sum())
+                    optimizer.step()
+                    scheduler.step()
+        return model.weight.detach(), optimizer.param_groups[0]["lr"]
+
+    unbroken, rate = train(tmp_path / "unbroken", 1)
+    broken, last_rate = train(tmp_path / "broken", 4)
+    assert torch.equal(unbroken, broken)
+    assert rate == last_rate

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
 from spodgt.errors import InvalidInput
+from spodgt.peer.membership.run_folders import script_parameters
 from spodgt.sites.layout import RowLayout, model_row
+from tests.sites.fleet_of_threads import make_run
 
 
 def network() -> nn.Sequential:
@@ -32,6 +36,20 @@ def test_row_is_written_and_read_without_loss() -> None:
     row.write(values)
     for parameter, expected in zip(model.parameters(), before, strict=True):
         assert torch.allclose(parameter, expected, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_exported_names_are_those_of_the_model(tmp_path: Path, dtype: torch.dtype) -> None:
+    model = network().to(dtype)
+    row = model_row(model)
+    manifest = make_run(tmp_path / "run", row.layout, 2)
+    exported = script_parameters(manifest, row.read())
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    missing, unexpected = model.load_state_dict(exported, strict=False)
+    assert set(missing) <= {"1.num_batches_tracked"}  # a counter; it is not exchanged
+    assert not unexpected
+    for name, each in model.state_dict().items():
+        assert torch.allclose(each, before[name], rtol=1e-14, atol=0)
 
 
 def test_mixing_moves_parameters_and_statistics_towards_the_row() -> None:

@@ -117,7 +117,7 @@ def test_what_is_not_there_is_one_sentence(
         assert str(caught.value) == sentence
     with pytest.raises(InvalidInput, match="has no such model"):
         read_model(out, "gossip", 1, None)
-    monkeypatch.setattr("spodgt.training.checkpoint.MODELS", 10)
+    monkeypatch.setattr("spodgt.training.checkpoint.MAX_MODEL_BYTES", 10)
     problem = spodgt.Learning(nn.Linear(4, 3), nn.CrossEntropyLoss(), CLIENTS, test=TEST)
     monkeypatch.setattr("spodgt.training.api.MAX_STATE_BYTES", 10)
     large = spodgt.train("spod-gt", problem, NETWORK, rounds=2, out=tmp_path / "large")

@@ -377,7 +377,7 @@ def test_a_picture_needs_a_column_of_numbers_and_a_path(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="metric='method' is not a column of the result"):
         result.plot(tmp_path / "x.png", "method")
     with pytest.raises(InvalidInput, match="picture '5' must end in"):
-        result.plot(5)  # type: ignore[arg-type]
+        result.plot(5)  # type: ignore[call-overload]
 
 
 def test_a_folder_no_file_system_takes_is_one_sentence() -> None:

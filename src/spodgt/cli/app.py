@@ -136,6 +136,13 @@ class ConfigOptions:
             changes["run.device"] = self.device
         if self.engine is not None:
             changes["run.engine"] = self.engine
+        return changes | self._assignments()
+
+    def _assignments(self) -> dict[str, object]:
+        """The pairs of --set."""
+        from spodgt.experiment import value_of
+
+        changes: dict[str, object] = {}
         for pair in self.assign or []:
             key, equals, text = pair.partition("=")
             if not equals:

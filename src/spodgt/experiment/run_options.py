@@ -167,8 +167,9 @@ class RunOptions:
         seconds: Stop after so many seconds of virtual time.
         evaluations: The approximate number of evaluations of a run.
         every: Evaluate after every so many rounds instead.
-        stop_when: Early stopping of every method and seed on its own: a `spodgt.EarlyStopping`, in a
-            config a table such as { metric = "loss", patience = 10 }. None: runs end at the limits.
+        stop_when: Early stopping of every method and seed on its own: a `spodgt.EarlyStopping`, in
+            a config a table such as { metric = "loss", patience = 10 }. None: runs end at the
+            limits.
         keep: "best" keeps the models of the best evaluation beside the last ones, by the metric of
             `stop_when`, else by the accuracy or the loss. None: the last models only.
         dtype: float32 or float64; in Python torch.float32 or torch.float64.

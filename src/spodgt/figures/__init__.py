@@ -19,6 +19,7 @@ from spodgt.figures.networks import (
 )
 from spodgt.figures.style import (
     COLOURS,
+    FIGURE_STYLES,
     SUFFIXES,
     FigureStyle,
     LineStyle,
@@ -28,10 +29,12 @@ from spodgt.figures.style import (
     preload,
     save,
     save_all,
+    show_in_notebook,
 )
 
 __all__ = [
     "COLOURS",
+    "FIGURE_STYLES",
     "SUFFIXES",
     "FigureStyle",
     "LineStyle",
@@ -50,6 +53,7 @@ __all__ = [
     "save",
     "save_all",
     "separate_overlaps",
+    "show_in_notebook",
 ]
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
 from spodgt.errors import InvalidInput
 from spodgt.figures.style import (
     COLUMN_WIDTH,
+    PAGE_WIDTH,
     FigureStyle,
     LineStyle,
     decorate,
@@ -57,6 +58,7 @@ class _Form(NamedTuple):
 _FORMS: dict[FigureStyle, _Form] = {
     "screen": _Form(7.2, 4.4, 2.0),
     "column": _Form(COLUMN_WIDTH, 2.65, 1.2),
+    "page": _Form(PAGE_WIDTH, 3.2, 1.2),
 }
 
 
@@ -71,35 +73,49 @@ def plot_curves(
     title: str = "",
     note: str = "",
     method_names: Mapping[str, str] | None = None,
+    axes: Axes | None = None,
 ) -> Figure:
-    """Mean over seeds with a band of one standard deviation, one line per method.
+    """Mean over seeds with a light band of one standard deviation, one line per method.
+
+    Lines are straight between evaluations, and end where runs end.
 
     Args:
         frame: The frame of a record.
         metric: Column of the y axis.
         against: Column of the x axis, such as delay, round or bytes. None: virtual seconds if there
             are any, else the delay.
-        style: "screen", with final values in the legend; "column" for a paper.
+        style: "screen", with final values in the legend; "column" or "page" for a paper.
         end: End of the x axis; the last evaluation if None.
         title: Title above the axes.
         note: Small print below them, with the style "column".
         method_names: See `line_styles`.
+        axes: Draw here, with a plain legend, instead of in a new figure.
     """
     axis_labels = statistics.axes(frame)
     against = against or next(iter(axis_labels), "delay")
     _check_column(frame, "metric", metric)
     _check_column(frame, "against", against)
-    grid, bands = statistics.bands(frame, metric, against)
+    lines = statistics.lines(frame, metric, against)
+    bands = {method: band for method, (_, band) in lines.items()}
     styles = line_styles(list(bands), method_names)
     form = _FORMS[style]
+    is_new = axes is None
     with style_context(style):
-        figure, axes = new_figure(form.width, form.height)
-        for method, band in bands.items():
+        if axes is None:
+            figure, axes = new_figure(form.width, form.height)
+        else:
+            figure = cast("Figure", axes.get_figure(root=True))
+        for method, (grid, band) in lines.items():
             _plot_band(axes, grid, band, styles[method], method, form.line_width)
-        axes.set_xlim(0, end or grid[-1] or 1)  # a run that stopped at once has no width
+        last = max(grid[-1] for grid, _ in lines.values())
+        axes.set_xlim(0, end or last or 1)  # a run that stopped at once has no width
         _label_x_axis(axes, axis_labels.get(against, against), is_bytes=against == "bytes")
         _scale_y_axis(axes, metric, bands)
-        if style == "column":
+        if not is_new:
+            decorate(axes, metric)
+            axes.legend(frameon=False)
+            return figure
+        if style != "screen":
             finish_column(figure, [axes], metric, title, note)
             return figure
         decorate(axes, metric)
@@ -123,7 +139,7 @@ def _plot_band(
 ) -> None:
     low = band.mean - band.sigma
     high = band.mean + band.sigma
-    axes.fill_between(grid, low, high, color=style.line["color"], alpha=0.13, linewidth=0)
+    axes.fill_between(grid, low, high, color=style.line["color"], alpha=0.1, linewidth=0)
     axes.plot(grid, band.mean, **style.line, linewidth=width, label=method)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
+import sys
 import textwrap
 import threading
 import zlib
@@ -36,9 +37,11 @@ _FIXED_COLOURS = {
     "spod-gt-memory": 5,
     "spod-gt-importance": 6,
 }
-FigureStyle = Literal["screen", "column"]
+FigureStyle = Literal["screen", "column", "page"]
+FIGURE_STYLES: tuple[FigureStyle, ...] = ("screen", "column", "page")
 SUFFIXES = (".png", ".svg", ".pdf")
 COLUMN_WIDTH = 3.35  # inches
+PAGE_WIDTH = 7.0  # inches
 _COLUMN_STYLE = {
     "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "legend.fontsize": 7,
     "xtick.labelsize": 7, "ytick.labelsize": 7, "axes.linewidth": 0.6, "grid.linewidth": 0.4,
@@ -131,10 +134,10 @@ def new_figure(width: float, height: float, columns: int = 1) -> tuple[Figure, A
 
 
 def style_context(style: FigureStyle) -> contextlib.AbstractContextManager[None]:
-    """Settings of matplotlib for a style: "screen" is large, "column" fits a column of a paper."""
+    """Settings of matplotlib: "screen" is large, "column" and "page" have sizes for a paper."""
     import matplotlib as mpl
 
-    return mpl.rc_context(_COLUMN_STYLE if style == "column" else {})  # type: ignore[arg-type]
+    return mpl.rc_context({} if style == "screen" else _COLUMN_STYLE)  # type: ignore[arg-type]
 
 
 def decorate(axes: Axes, metric: str) -> None:
@@ -203,6 +206,21 @@ def save(figure: Figure, path: Path) -> Path:
         raise Failed(f"{path} could not be drawn: {error}.") from error
     write(path, buffer.getvalue())
     return path
+
+
+def show_in_notebook(figure: Figure) -> None:
+    """Show a figure below the cell of a notebook that runs this code; elsewhere nothing.
+
+    Args:
+        figure: The figure.
+    """
+    ipython = sys.modules.get("IPython")
+    if ipython is None or ipython.get_ipython() is None:
+        return
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110)
+    display = import_module("IPython.display")
+    display.display(display.Image(data=buffer.getvalue()))
 
 
 def save_all(figure: Figure, folder: Path) -> None:

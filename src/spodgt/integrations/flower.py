@@ -3,8 +3,8 @@
     run_client_app(app, "peers/lima", model, rounds=100, config={"lr": 0.01})
 
 Every round the app gets a train message with the present model and its reply is the model of the
-site; one round is one block. The steps of the app's torch optimizer are corrected inside the app by a
-global hook of torch, as in `spodgt.join`, so the limit is the same. An app that trains without an
+site; one round is one block. The steps of the app's torch optimizer are corrected inside the app by
+a global hook of torch, as in `spodgt.join`, so the limit is the same. An app that trains without an
 optimizer of torch is refused: its displacement is no gradient, and tracking it has another limit.
 """
 
@@ -69,6 +69,9 @@ def run_client_app(
     """
     if not rounds > 0:
         raise InvalidInput(f"rounds must be positive, got {rounds}; use rounds=100.")
+    for key in ("block_steps", "block_seconds"):
+        if key in options:
+            raise InvalidInput(f"{key} has no use here: one round is one block; leave it out.")
     worker = _Worker(app, model, config or {}, run_config or {}, node_config or {})
     optimizer = torch.optim.SGD(worker.trained, lr=1.0)  # never steps; `join` requires one
     with join(folder, model, optimizer, **options) as site:
@@ -77,8 +80,8 @@ def run_client_app(
                 reply = worker.send(MessageType.TRAIN, number)
             if loan.lent is None:
                 raise Failed(
-                    "the ClientApp has trained without a step of a torch optimizer, so its gradients "
-                    "cannot be tracked; train with torch.optim, or use a Flower server."
+                    "the ClientApp has trained without a step of a torch optimizer, so its "
+                    "gradients cannot be tracked; train with torch.optim, or use a Flower server."
                 )
             worker.load(reply)
             scores = find_scores(_metrics(reply), _SCORES)
@@ -129,8 +132,8 @@ class _Worker:
         records = list(reply.content.array_records.values())
         if len(records) != 1:
             raise Failed(
-                f"the reply of the ClientApp holds {len(records)} ArrayRecords; reply with one, the "
-                "state_dict of the model."
+                f"the reply of the ClientApp holds {len(records)} ArrayRecords; reply with one, "
+                "the state_dict of the model."
             )
         try:
             self.model.load_state_dict(records[0].to_torch_state_dict())

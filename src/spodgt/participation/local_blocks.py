@@ -65,7 +65,8 @@ class LocalBlocks(AvailabilityWrapper):
     senders: Ints
     shortest: Ints
     longest: Ints
-    tables: list[Bools] = field(default_factory=list, repr=False)  # the longest table so far
+    # a cache, which a frozen dataclass cannot replace: empty, or the longest table drawn so far
+    tables: list[Bools] = field(default_factory=list, repr=False)
 
     @property
     def idle_links(self) -> bool:

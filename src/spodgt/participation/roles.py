@@ -1,4 +1,8 @@
-"""Mixing weights and step weights that change between rounds."""
+"""Roles of clients and links that change between rounds: mixing weights and step weights.
+
+Tree routing assigns them: after an epoch has begun, only links of its trees have a weight, and only
+its root takes steps.
+"""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ class TreeRouting(AvailabilityWrapper):
         return Epoch(0, trees, flood, steps=True)
 
     def _epoch_after(self, departure: Departure, remaining: Bools) -> Epoch:
-        """The epoch of the remaining clients; it starts when all of them have received the departure."""
+        """The epoch of the remaining clients; it starts when all have received the departure."""
         network = self.network
         trees = self._trees(remaining)
         has_departure = np.zeros((network.clients, 1), bool)

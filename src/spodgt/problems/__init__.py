@@ -1,4 +1,16 @@
-"""Problems: `Learning` and `Quadratic`, and shipped ones such as `fashion_mnist_svm`."""
+"""Problems: `Learning` and `Quadratic`, and shipped ones such as `fashion_mnist_svm`.
+
+learning.py             Learning: a torch module trained on one data set per client
+data/                   data sets, partitions, the samples of clients, mini-batches
+models/                 shipped models; a module as rows of parameters; checks before round 0
+objective.py losses.py  the loss in its two forms; shipped losses
+client_gradients.py     gradients of clients, computed by the engines of gradients/
+evaluation.py metrics.py
+                        loss and metrics on test and validation data
+protocols.py            optional capabilities of a problem
+quadratic.py text.py python_problem.py
+                        other problems: quadratics, texts, functions of the user
+"""
 
 from __future__ import annotations
 

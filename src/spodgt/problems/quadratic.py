@@ -197,14 +197,18 @@ class Quadratic(Problem, HasOptimum, HasIdentity):
         return g
 
     def full(self, x: Tensor, rows: Ints) -> tuple[Tensor, Tensor]:
-        everyone = len(rows) == self.clients  # rows are in order, so nothing needs to be gathered
-        away = x - (self.c if everyone else self.c[rows])
-        g = torch.einsum("ijk,ik->ij", self.H if everyone else self.H[rows], away)
-        return (away * g).sum(-1) / 2, g
+        H = self.H
+        c = self.c
+        if len(rows) < self.clients:  # all rows are in order, and need not be gathered
+            H = H[rows]
+            c = c[rows]
+        offset = x - c
+        g = torch.einsum("ijk,ik->ij", H, offset)
+        return (offset * g).sum(-1) / 2, g
 
     def evaluate(self, x: Tensor, rows: Ints | None = None) -> Evaluation:
-        away = x[:, None] - self.c
-        loss = torch.einsum("nij,ijk,nik->n", away, self.H, away) / (2 * self.clients)
+        offset = x[:, None] - self.c
+        loss = torch.einsum("nij,ijk,nik->n", offset, self.H, offset) / (2 * self.clients)
         return Evaluation(loss, {})
 
 

@@ -1,4 +1,7 @@
-"""The check for runtimes that cannot exchange running statistics."""
+"""The check for runtimes that cannot exchange running statistics.
+
+Running statistics (BatchNorm) are columns of a model after its parameters, see `models.parameters`.
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,9 @@ from spodgt.tensors import mean
 FOLDER = "models"
 RUNNING_MEAN = ", running mean"  # suffix of the label of a method
 BEST = ", best"  # the same
-MODELS = 2**28  # bytes of the clients' models of one run; larger ones are reduced to the average
+MAX_MODEL_BYTES = (
+    2**28
+)  # bytes of the clients' models of one run; larger ones are reduced to the average
 
 
 def write_models(
@@ -75,7 +77,7 @@ def read_model(folder: Path, label: str, seed: int, client: int | None) -> dict[
     except (OSError, SafetensorError) as error:
         raise InvalidInput(
             f"{folder} has no such model ({error}); models of a finished method are in its folder "
-            f"{FOLDER}, those of clients if they take at most {MODELS // 2**20} MiB."
+            f"{FOLDER}, those of clients if they take at most {MAX_MODEL_BYTES // 2**20} MiB."
         ) from None
 
 

@@ -26,7 +26,7 @@ from spodgt.record.metrics import METRICS, declare
 from spodgt.record.networks import DrawnNetwork, Observed, read_networks, read_participation
 from spodgt.record.run_folder import parquet, plain, write
 from spodgt.record.stalled import Stalled, find_stalled
-from spodgt.record.summary import summary_notes, summary_table, summary_text
+from spodgt.record.summary import summary_latex, summary_notes, summary_table, summary_text
 from spodgt.types import Better
 
 if TYPE_CHECKING:
@@ -212,6 +212,10 @@ class Record:
     def notes(self) -> list[str]:
         """Sentences below a table: which models are evaluated, and the cost of a round."""
         return summary_notes(self)
+
+    def to_latex(self) -> str:
+        """The summary as a LaTeX table: mean ± σ over seeds, best first; needs booktabs."""
+        return summary_latex(self)
 
     def __repr__(self) -> str:
         return summary_text(self)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 LEVEL = 0.95
 REFERENCE = "spod-gt"  # the default method that others are compared with
 POINTS = 201  # of a grid of delays
+MAX_POINTS = 2000  # of a line
 _MIN_SEEDS = 2  # for a confidence interval
 
 
@@ -200,6 +201,32 @@ def bands(
     for method, rows in available(frame, against, grid).items():
         curves[method] = band(frame, metric, rows, grid <= ends[method])
     return grid, curves
+
+
+def lines(frame: pd.DataFrame, metric: str, against: str) -> dict[str, tuple[Floats, Band]]:
+    """Every method as a line: straight between the evaluations of each seed, then over seeds.
+
+    The points of a line are the positions of all evaluations of the method. A seed that ended
+    before the others keeps its last value.
+    """
+    found: dict[str, tuple[Floats, Band]] = {}
+    for method, runs in frame.groupby("method", sort=False):
+        positions = runs[against].to_numpy(float)
+        grid = np.unique(positions[np.isfinite(positions)])
+        if len(grid) > MAX_POINTS:
+            grid = np.linspace(grid[0], grid[-1], MAX_POINTS)
+        seeds: list[int] = []
+        values: list[Floats] = []
+        for seed, run in runs.groupby("seed", sort=False):
+            y = run[metric].to_numpy(float)
+            y = np.where(np.isfinite(y), y, np.nan)
+            seeds.append(int(str(seed)))
+            values.append(np.interp(grid, run[against].to_numpy(float), y))
+        table = np.array(values)
+        combine = getattr(np, _combine(metric))
+        final = float(combine(table[:, -1]))
+        found[str(method)] = grid, Band(seeds, table, combine(table, axis=0), table.std(0), final)
+    return found
 
 
 def curve_ends(frame: pd.DataFrame, against: str) -> dict[str, float]:

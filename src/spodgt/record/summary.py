@@ -78,6 +78,35 @@ def summary_text(record: Record) -> str:
     return "\n".join(lines + summary_notes(record))
 
 
+def summary_latex(record: Record) -> str:
+    """The summary as a LaTeX table of the package booktabs, best first, without costs."""
+    import pandas as pd
+
+    metric = record.primary_metric
+    summary = summary_table(record)
+    summary = summary.sort_values(metric, ascending=statistics.better(metric) < 0)
+    lines = [r"\begin{tabular}{lrrr}", r"\toprule"]
+    lines.append(f"method & {_latex(metric)} & rounds & delay \\\\")
+    lines.append(r"\midrule")
+    for row in summary.to_dict("records"):
+        value = "diverged"
+        if not pd.isna(row[metric]):
+            value = f"${row[metric]:.4g}$"
+        if value != "diverged" and row["seeds"] > 1:
+            value = f"${row[metric]:.4g} \\pm {row[f'{metric}_std']:.2g}$"
+        cells = [_latex(str(row["method"])), value, f"{row['rounds']:.0f}", f"{row['delay']:.0f}"]
+        lines.append(" & ".join(cells) + r" \\")
+    lines += [r"\bottomrule", r"\end{tabular}"]
+    return "\n".join(lines) + "\n"
+
+
+def _latex(text: str) -> str:
+    """Text with the special characters of LaTeX escaped."""
+    for character in "_%&#":
+        text = text.replace(character, "\\" + character)
+    return text
+
+
 def summary_notes(record: Record) -> list[str]:
     """Sentences below a table of results: which models are evaluated, and the cost of a round."""
     notes = []

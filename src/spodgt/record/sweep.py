@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +82,7 @@ class CellRecord:
         return Record.read(self.folder)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class SweepRecord:
     """The results of a sweep, which may be incomplete.
 
@@ -110,6 +111,18 @@ class SweepRecord:
     changes: dict[str, Any] = field(default_factory=dict)
     source: str = ""
     versions: dict[str, str] = field(default_factory=versions)
+
+    def __repr__(self) -> str:
+        finished = sum(cell.complete for cell in self.cells)
+        keys = ", ".join(self.grid) or "no keys"
+        return f"{type(self).__name__}({self.name}: {finished} of {len(self.cells)} cells, {keys})"
+
+    def _repr_html_(self) -> str:
+        """The best cell of each method in a notebook."""
+        table = ""
+        if len(self.results):
+            table = str(self.best().to_html(index=False))
+        return f"<p>{escape(repr(self))}</p>{table}"
 
     @property
     def complete(self) -> bool:

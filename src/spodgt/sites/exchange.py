@@ -22,7 +22,7 @@ from spodgt.peer.process.local_problem import active_links
 from spodgt.peer.process.membership import Membership
 from spodgt.peer.process.status import Reporter
 from spodgt.peer.protocol.node import Node
-from spodgt.peer.storage.state_store import Store
+from spodgt.peer.storage.state_store import DiskStateStore
 from spodgt.peer.transport.links import Transport
 from spodgt.sites.handover import Block, Handover, ReceivedModel
 from spodgt.sites.mapped_state import map_committed
@@ -67,7 +67,7 @@ class Exchange:
     handover: Handover
     options: ExchangeOptions
     tracked: int
-    store: Store
+    store: DiskStateStore
 
     def __post_init__(self) -> None:
         self.name = self.membership.identity.name
@@ -229,7 +229,7 @@ class Exchange:
 class Sender:
     """Commits the state of a node, then sends and acknowledges what is committed."""
 
-    def __init__(self, node: Node, transport: Transport, store: Store) -> None:
+    def __init__(self, node: Node, transport: Transport, store: DiskStateStore) -> None:
         self.node = node
         self.store = store
         self.transport = transport
@@ -254,7 +254,7 @@ class Sender:
         node = self.node
         pending_acks = node.commit()
         node.state = map_committed(node.state, self.store)
-        node.shown = node.state
+        node.committed = node.state
         self._committed_at = self.clock.monotonic()
         self.send()
         for source in sorted(pending_acks):

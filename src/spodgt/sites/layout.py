@@ -101,7 +101,10 @@ class RowLayout:
             if len(own) != len(theirs):
                 return f"it has {len(own)} {what}, {len(theirs)} were expected"
         if self.frozen != other.frozen:
-            return "its parameters without gradient have other values, shapes or dtypes"
+            return (
+                "its parameters without gradient have other values, shapes or dtypes (for random ones call "
+                "torch.manual_seed before the model is made)"
+            )
         return ""
 
 

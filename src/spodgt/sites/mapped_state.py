@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from spodgt.peer.protocol.client_state import State
-from spodgt.peer.storage.state_store import VECTORS, Store
+from spodgt.peer.storage.state_store import VECTORS, DiskStateStore
 
 _SMALLEST = 2**16  # numbers of a vector that is worth a view
 
 
-def map_committed(state: State, store: Store) -> State:
+def map_committed(state: State, store: DiskStateStore) -> State:
     """The state with views in place of y, g and z, which must be what the store has committed."""
     if state.z.shape[1] < _SMALLEST:
         return state
@@ -25,7 +25,7 @@ def map_committed(state: State, store: Store) -> State:
     return state._replace(method=state.method._replace(y=y[None], g=g[None]), z=z[None])
 
 
-def _view(store: Store, name: str) -> Tensor:
+def _view(store: DiskStateStore, name: str) -> Tensor:
     slot = store.slots[name]
     dtype = np.dtype(slot["dtype"])
     start = slot["at"] + slot["slot"] * slot["n"] * dtype.itemsize

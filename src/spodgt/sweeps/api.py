@@ -39,7 +39,7 @@ _EXAMPLES = {
 }
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class SweepResult(SweepRecord):
     """The record of a sweep, with a plot."""
 

@@ -53,7 +53,7 @@ _ALWAYS = Always()
 OnProgress = Callable[[str, float, str], None]  # method, fraction of its search (0 to 1), note
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Tuned:
     """The result of a search.
 
@@ -77,6 +77,16 @@ class Tuned:
     chosen_on: str
     failures: dict[str, str]
     experiment: Experiment
+
+    def __repr__(self) -> str:
+        steps = ", ".join(f"{label} {step:g}" for label, step in self.steps.items())
+        return f"Tuned(step sizes by {self.metric}: {steps})"
+
+    def _repr_html_(self) -> str:
+        """The best values of each method in a notebook."""
+        import pandas as pd
+
+        return str(pd.DataFrame(self.rows()).to_html(index=False))
 
     @property
     def methods(self) -> tuple[Algorithm, ...]:

@@ -1,4 +1,14 @@
-"""Train one method, compare several, or run an experiment."""
+"""Train one method, compare several, or run an experiment.
+
+api.py                      train, compare, run; they build an Executor
+executor.py workers.py      runs all methods, in this process or in worker processes
+observer.py                 evaluates, records and saves the runs of one method
+checkpoint.py resume.py     the log of a method and its file; where interrupted runs continue
+stopping.py                 early stopping and best models
+settings.py                 how runs are executed
+result.py tables.py         the result, and its tables
+progress.py loggers.py      progress bars; TensorBoard, Weights & Biases, MLflow
+"""
 
 from spodgt.training.api import ExecutionOptions, Method, TrainOptions, compare, run, train
 from spodgt.training.progress import Progress

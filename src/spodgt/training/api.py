@@ -258,11 +258,10 @@ def _warn(result: Result) -> None:
 def _check_options(
     out: object, resume: object, checkpoint_every: object, keep_states: object, callbacks: object
 ) -> None:
-    if out is not None and (not isinstance(out, str | Path) or not str(out) or "\0" in str(out)):
+    if out is not None and not _is_path(out):
         raise InvalidInput(f"out must be the path of a folder, got {out!r}; use out='runs/mine'.")
-    for name, flag in (("resume", resume), ("keep_states", keep_states)):
-        if not isinstance(flag, bool):
-            raise InvalidInput(f"{name} must be True or False, got {flag!r}; use {name}=True.")
+    _check_flag("resume", resume)
+    _check_flag("keep_states", keep_states)
     if not isinstance(checkpoint_every, int | float) or not checkpoint_every >= 0:
         raise InvalidInput(
             f"checkpoint_every must be seconds of at least 0, got {checkpoint_every!r}; use 30."
@@ -280,6 +279,15 @@ def _check_options(
         raise InvalidInput(
             f"callbacks must be a list of functions, got {callbacks!r}; use callbacks=[print]."
         )
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, str | Path) and str(value) != "" and "\0" not in str(value)
+
+
+def _check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise InvalidInput(f"{name} must be True or False, got {value!r}; use {name}=True.")
 
 
 def _create_display(progress: object) -> Display | Callable[[Progress], None] | None:

@@ -1,4 +1,4 @@
-"""The log of one method: its evaluations, the checkpoints of its runs, and its form in a file.
+"""Checkpoint files: the log of one method, with its evaluations and the checkpoints of its runs.
 
 Every run has a checkpoint of its own, whether it was interrupted or reached its end. A later call
 continues interrupted runs, and ended runs if their limits have been extended.
@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from spodgt.record.models import MODELS
+from spodgt.algorithms import describe
+from spodgt.record.models import MAX_MODEL_BYTES
 from spodgt.record.record import Diverged
 from spodgt.record.run_folder import CheckpointFile
 from spodgt.runtimes.loop import Stop
-from spodgt.runtimes.world import Exchanged, RunCheckpoint, Tally
+from spodgt.runtimes.world import Exchanged, Run, RunCheckpoint, Tally
 from spodgt.tensors import mean
 
 if TYPE_CHECKING:
@@ -75,6 +76,39 @@ class MethodLog:
         self.endings.pop(run, None)
         self.finite_at[run] = min(self.finite_at.get(run, 0), checkpoint.k)
         return checkpoint
+
+    def add_divergence(self, run: Run, number: int, k: int) -> None:
+        """Note that a run, with this number in the batch, diverged by round k."""
+        step_size = str(describe(run.algorithm).get("step_size"))
+        finite_at = self.finite_at.get(number, 0)
+        self.diverged.append(Diverged(self.label, run.seed, k, finite_at, step_size))
+
+    def finish_run(
+        self,
+        run: int,
+        checkpoint: RunCheckpoint,
+        stop: Stop,
+        *,
+        diverged: bool,
+        stopped: str,
+        max_bytes: int,
+        copy: bool,
+    ) -> None:
+        """Keep the final checkpoint of a run.
+
+        Args:
+            run: its number in the batch.
+            checkpoint: of its last round.
+            stop: the limits that it had.
+            diverged: whether it diverged.
+            stopped: why it stopped before its limits; empty if it reached them.
+            max_bytes: see `limit_size`.
+            copy: whether to copy tensors, because the memory of the whole batch would be held
+                otherwise.
+        """
+        reduced, averaged = limit_size(checkpoint, max_bytes)
+        self.checkpoints[run] = to_cpu(reduced, copy=copy)
+        self.endings[run] = Ending(stop, diverged, averaged, stopped)
 
     def extract(self, run: int, seed: int) -> MethodLog:
         """The log of one run, in which that run has the number 0."""
@@ -215,7 +249,7 @@ def _with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor
 
 def reduced_models(models: Tensor) -> Tensor:
     """A copy of the models of all clients in main memory; their average if they are too large."""
-    if models.numel() * models.element_size() > MODELS:
+    if models.numel() * models.element_size() > MAX_MODEL_BYTES:
         models = mean(models)[None]
     return models.detach().to("cpu", copy=True)
 
@@ -225,7 +259,7 @@ def limit_size(checkpoint: RunCheckpoint, max_bytes: int) -> tuple[RunCheckpoint
     """Drop what is too large to keep of a run that has ended.
 
     A state of more than `max_bytes` bytes is reduced to the models x, and these to their average if
-    they take more than `MODELS` bytes.
+    they take more than `MAX_MODEL_BYTES` bytes.
 
     Returns:
         The checkpoint, and whether it holds the average model only.
@@ -235,7 +269,7 @@ def limit_size(checkpoint: RunCheckpoint, max_bytes: int) -> tuple[RunCheckpoint
         return checkpoint, False
     x = checkpoint.state["x"]
     reduced = checkpoint._replace(state={"x": x}, in_flight={}, exchanged=None)
-    if x.numel() * x.element_size() <= MODELS:
+    if x.numel() * x.element_size() <= MAX_MODEL_BYTES:
         return reduced, False
     average = mean(x)[None]
     statistics = mean(checkpoint.statistics)[None]

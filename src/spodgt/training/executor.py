@@ -23,7 +23,7 @@ from spodgt.experiment.toml import checksum
 from spodgt.kernels.steps import State
 from spodgt.problems.protocols import HasModel
 from spodgt.record.metrics import declare
-from spodgt.record.models import BEST, MODELS, RUNNING_MEAN, write_models
+from spodgt.record.models import BEST, MAX_MODEL_BYTES, RUNNING_MEAN, write_models
 from spodgt.record.networks import networks_table
 from spodgt.record.record import Diverged, Stopped, versions
 from spodgt.record.run_folder import (
@@ -95,7 +95,7 @@ class Executor:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The whole experiment, as JSON returns it."""
+        """Config and identity as plain JSON values; experiments with equal facts are the same."""
         facts: dict[str, Any] = json.loads(json.dumps(self.config | self.identity, default=str))
         return facts
 
@@ -176,7 +176,7 @@ class Executor:
         average_bytes = sum(run.start.shape[1] for run in runs) * itemsize
         state_bytes = _FIELDS_OF_STATE * model_bytes
         final_bytes = min(state_bytes, MAX_STATE_BYTES)
-        final_bytes += min(model_bytes, MODELS * len(runs)) + average_bytes
+        final_bytes += min(model_bytes, MAX_MODEL_BYTES * len(runs)) + average_bytes
         return 2 * state_bytes + final_bytes * len(self.batches) + _TABLE_BYTES
 
     def _pending_labels(self) -> list[str]:

@@ -17,16 +17,13 @@ import numpy as np
 import torch
 
 from spodgt._util.deprecation import RenamedKey
-from spodgt.algorithms import describe
 from spodgt.engine import fits_loops
 from spodgt.errors import Failed
 from spodgt.kernels.steps import State, rebuild
 from spodgt.problems.protocols import CompiledGradient
 from spodgt.record import metrics
-from spodgt.record.record import Diverged
-from spodgt.runtimes.loop import MEETING, STRIDE
+from spodgt.runtimes.loop import MEETING, STRIDE, Stop
 from spodgt.runtimes.world import (
-    Exchanged,
     Run,
     RunCheckpoint,
     RunState,
@@ -36,15 +33,16 @@ from spodgt.runtimes.world import (
     with_average,
 )
 from spodgt.tensors import is_finite
-from spodgt.training.checkpoint import Ending, MethodLog, limit_size, reduced_models, to_cpu
+from spodgt.training.capture import CheckpointCapture, at_exchange, gather_states
+from spodgt.training.checkpoint import MethodLog, reduced_models, to_cpu
 from spodgt.training.progress import Progress
 from spodgt.training.settings import ExecutionSettings
 from spodgt.training.stopping import BY_CALLBACK, EarlyStops, Row, call_callbacks
 from spodgt.training.tables import client_rows
-from spodgt.types import Bools, Evaluation, Problem
+from spodgt.types import Bools, Evaluation, Floats, Problem
 
-_MODEL_FIELDS = ("x", "mean")  # fields of a state that are evaluated, if the method has them
 _REPORT_SECONDS = 0.1  # between two reports of progress
+_MODEL_FIELDS = ("x", "mean")  # fields of a state that are evaluated, if the method has them
 _MAX_COPIED = 2**22  # elements of a state that is copied and evaluated in the background
 _MAX_PENDING = 4  # evaluations in the background
 # Cost of a global gradient, in multiplications, up to which it is evaluated.
@@ -92,7 +90,14 @@ class Observer:
         self.early_stops = EarlyStops(settings.stopping, log)
         self.reasons: dict[int, str] = {}  # why runs stopped early
         self.saved_at = time.monotonic()
-        self.reported_at = time.monotonic()
+        self.capture = CheckpointCapture(runs, with_messages=callbacks.save is not None)
+        self.progress = ProgressReporter(
+            settings.progress if records else None,
+            log.label,
+            callbacks.labels,
+            settings.stop,
+            self.background,
+        )
 
     def __call__(self, snapshot: Snapshot, evaluation_due: Bools, is_last: Bools) -> Bools:
         """Evaluate, record and checkpoint the runs of a batch after one round.
@@ -110,7 +115,7 @@ class Observer:
         Raises:
             BaseException: of a callback of the user, after a checkpoint was written.
         """
-        if not self._is_synchronization_round(snapshot, evaluation_due):
+        if not _is_synchronization_round(snapshot, evaluation_due, self.settings.keep_states):
             return np.zeros_like(evaluation_due)
 
         world = snapshot.world
@@ -118,12 +123,12 @@ class Observer:
         diverged = self._synchronize(snapshot, evaluation_due)
         is_evaluated = evaluation_due & ~diverged
         needs_state = is_last | diverged | keep_states
-        exchange = _at_exchange(snapshot)
+        exchange = at_exchange(snapshot)
         has_local_steps = exchange is not snapshot
         if has_local_steps:
-            exchanged_states = _gather_states(exchange, is_evaluated)
+            exchanged_states = gather_states(exchange, is_evaluated)
         else:
-            exchanged_states = _gather_states(snapshot, needs_state | is_evaluated)
+            exchanged_states = gather_states(snapshot, needs_state | is_evaluated)
         for index in np.flatnonzero(is_evaluated).tolist():
             self._evaluate(exchange, index, exchanged_states.get(index), final=bool(is_last[index]))
             self.background.wait(0 if self.settings.stopping.needs_values else _MAX_PENDING)
@@ -131,7 +136,7 @@ class Observer:
         is_finished = is_last | diverged | stopped
         states = exchanged_states
         if has_local_steps:
-            states = _gather_states(snapshot, needs_state | stopped)
+            states = gather_states(snapshot, needs_state | stopped)
         counts: Tally | None = None
         if is_finished.any():
             counts = world.tally()  # collective: every process must call it
@@ -142,18 +147,24 @@ class Observer:
                 copies = [tensor.clone() for tensor in state.state]
                 self.history[run].append(rebuild(state.state, copies))
             if diverged[index]:
-                self._record_divergence(snapshot, index)
+                self.log.add_divergence(self.runs[run], run, snapshot.k)
+                row = _cost_row(snapshot, index)
+                if self.records:
+                    self._record(run, row)
             if state is not None and is_finished[index]:
                 assert counts is not None
                 exchanged = exchanged_states.get(index) if has_local_steps else None
-                checkpoint = self._capture(snapshot, index, state, exchanged, counts)
-                self._finish_run(
+                checkpoint = self.capture.run(snapshot, index, state, exchanged, counts)
+                self.log.finish_run(
                     run,
                     checkpoint,
+                    self.settings.stop,
                     diverged=bool(diverged[index]),
+                    stopped=self.reasons.get(run, ""),
+                    max_bytes=self.settings.max_state_bytes,
                     copy=not is_finished.all(),
                 )
-        self._report(snapshot, is_over=bool(is_finished.all()))
+        self.progress.update(snapshot, self.accuracy, is_over=bool(is_finished.all()))
         return diverged | stopped
 
     def close(self) -> dict[int, State]:
@@ -168,13 +179,6 @@ class Observer:
                 fields = [torch.stack(tensors) for tensors in zip(*history, strict=True)]
                 states[run.seed] = rebuild(history[0], fields)
         return states
-
-    # --- synchronization of processes ------------------------------------------------------------
-    def _is_synchronization_round(self, snapshot: Snapshot, evaluation_due: Bools) -> bool:
-        """Whether processes communicate after this round; the same answer in every process."""
-        if snapshot.world.communicator.size == 1 or snapshot.k % MEETING == 0:
-            return True
-        return bool(evaluation_due.any()) or self.settings.keep_states
 
     def _synchronize(self, snapshot: Snapshot, evaluation_due: Bools) -> Bools:
         """Find diverged runs, write a checkpoint if one is due, and stop if that is requested.
@@ -211,97 +215,21 @@ class Observer:
     ) -> None:
         """Write the checkpoints of all runs of the batch; collective."""
         self.background.wait()
-        checkpoints = self._capture_all(snapshot)
+        checkpoints = self.capture.all_runs(snapshot)
         if self.records:
             save(checkpoints)
         self.saved_at = time.monotonic()
 
     def _close_interrupted(self, snapshot: Snapshot) -> None:
-        """Write and keep the checkpoints of all runs of the batch, and close its world; collective."""
+        """Write and keep the checkpoints of all runs, and close the world; collective."""
         save = self.callbacks.save
         if save is not None:
             self.background.wait()
-            for run, checkpoint in self._capture_all(snapshot).items():
+            for run, checkpoint in self.capture.all_runs(snapshot).items():
                 self.log.checkpoints[run] = to_cpu(checkpoint, copy=False)
             if self.records:
                 save({})
         snapshot.world.close()
-
-    def _capture_all(self, snapshot: Snapshot) -> dict[int, RunCheckpoint]:
-        """The checkpoints of all runs of the batch; empty on processes that do not record."""
-        all_runs = np.ones(len(snapshot.world.runs), bool)
-        states = _gather_states(snapshot, all_runs)
-        exchange = _at_exchange(snapshot)
-        exchanged_states: dict[int, RunState] = {}
-        if exchange is not snapshot:
-            exchanged_states = _gather_states(exchange, all_runs)
-        counts = snapshot.world.tally()
-        checkpoints: dict[int, RunCheckpoint] = {}
-        for index, state in states.items():
-            run = int(snapshot.world.runs[index])
-            exchanged = exchanged_states.get(index)
-            checkpoints[run] = self._capture(snapshot, index, state, exchanged, counts)
-        return checkpoints
-
-    # --- checkpoints and ends --------------------------------------------------------------------
-    def _capture(
-        self,
-        snapshot: Snapshot,
-        index: int,
-        state: RunState,
-        exchanged: RunState | None,
-        counts: Tally,
-    ) -> RunCheckpoint:
-        """The checkpoint of one run; its tensors are those of `state`, not copies.
-
-        Args:
-            index: of the run in the batch.
-            exchanged: the state with the models of the last exchange, if these may differ.
-            counts: of all runs.
-        """
-        run = int(snapshot.world.runs[index])
-        fields = self.runs[run].algorithm.traits.state
-        models: Exchanged | None = None
-        if exchanged is not None:
-            models = Exchanged(exchanged.state[0], exchanged.statistics)
-        in_flight: Mapping[str, torch.Tensor] = {}
-        if self.callbacks.save is not None:  # else no run is ever continued
-            in_flight = snapshot.world.in_flight_state(index)
-        return RunCheckpoint(
-            k=snapshot.k,
-            delay=float(snapshot.delay[index]),
-            state=dict(zip(fields, state.state, strict=True)),
-            statistics=state.statistics,
-            counts=counts.of_run(self.runs, run).copy(),
-            in_flight=in_flight,
-            exchanged=models,
-        )
-
-    def _finish_run(
-        self, run: int, checkpoint: RunCheckpoint, *, diverged: bool, copy: bool
-    ) -> None:
-        """Keep the final checkpoint of a run.
-
-        Args:
-            copy: whether to copy tensors, because the memory of the whole batch would be held
-                otherwise.
-        """
-        reduced, averaged = limit_size(checkpoint, self.settings.max_state_bytes)
-        self.log.checkpoints[run] = to_cpu(reduced, copy=copy)
-        stopped = self.reasons.get(run, "")
-        self.log.endings[run] = Ending(self.settings.stop, diverged, averaged, stopped)
-
-    def _record_divergence(self, snapshot: Snapshot, index: int) -> None:
-        """Record a diverged run, with a row that has no metrics; collective."""
-        run = int(snapshot.world.runs[index])
-        step_size = str(describe(self.runs[run].algorithm).get("step_size"))
-        finite_at = self.log.finite_at.get(run, 0)
-        seed = self.runs[run].seed
-        self.log.diverged.append(Diverged(self.log.label, seed, snapshot.k, finite_at, step_size))
-        counters = snapshot.world.counters(index)
-        if self.records:
-            delay = float(snapshot.delay[index])
-            self._record(run, {"round": snapshot.k, "delay": delay, **counters})
 
     # --- evaluation ------------------------------------------------------------------------------
     def _evaluate(
@@ -311,7 +239,7 @@ class Observer:
         world = snapshot.world
         run = int(world.runs[index])
         problem = self.runs[run].problem.to(self.settings.device, self.settings.dtype)
-        row = {"round": snapshot.k, "delay": float(snapshot.delay[index]), **world.counters(index)}
+        row = _cost_row(snapshot, index)
         task = EvaluationTask(
             world=world,
             state=snapshot.state,
@@ -319,7 +247,7 @@ class Observer:
             run_state=state,
             fields=self.runs[run].algorithm.traits.state,
             problem=problem,
-            gradient=self._evaluates_gradient(problem, final),
+            gradient=_evaluates_gradient(problem, final, self.settings.gradient_norm),
         )
         if (
             state is None
@@ -330,14 +258,6 @@ class Observer:
             return
         task = replace(task, run_state=_copy_state(state))
         self.background.add(partial(self._record_evaluation, run, row, task, final))
-
-    def _evaluates_gradient(self, problem: Problem, final: bool) -> bool:
-        """Whether the global gradient is evaluated, too."""
-        if self.settings.gradient_norm is not None:
-            return self.settings.gradient_norm
-        if final:
-            return problem.work <= _MAX_FINAL_GRADIENT_COST
-        return problem.work <= _MAX_GRADIENT_COST
 
     def _record_evaluation(
         self, run: int, row: dict[str, float], task: EvaluationTask, final: bool
@@ -436,42 +356,6 @@ class Observer:
                 seeds.add(int(row["seed"]))
         return seeds
 
-    # --- progress --------------------------------------------------------------------------------
-    def _report(self, snapshot: Snapshot, *, is_over: bool) -> None:
-        report = self.settings.progress
-        if report is None or not self.records:
-            return
-        now = time.monotonic()
-        if now - self.reported_at < _REPORT_SECONDS and not is_over:
-            return
-        self.reported_at = now
-        if is_over:
-            self.background.wait()  # the last report has the final accuracy
-        evaluated = self.accuracy[~np.isnan(self.accuracy)]
-        accuracy = float(evaluated.mean()) if len(evaluated) else float("nan")
-        labels = self.callbacks.labels
-        report(
-            Progress(
-                method=self.log.label,
-                number=labels.index(self.log.label) + 1,
-                total=len(labels),
-                k=snapshot.k,
-                delay=float(snapshot.delay.min()),
-                fraction=1.0 if is_over else self._fraction_done(snapshot),
-                accuracy=accuracy,
-            )
-        )
-
-    def _fraction_done(self, snapshot: Snapshot) -> float:
-        """The part of the work that is done: by the limit that will be reached first."""
-        stop = self.settings.stop
-        fraction = 0.0
-        if stop.delay:
-            fraction = float(snapshot.delay.min()) / stop.delay
-        if stop.rounds:
-            fraction = max(fraction, snapshot.k / stop.rounds)
-        return min(1.0, fraction)
-
 
 @dataclass(frozen=True, eq=False)
 class EvaluationTask:
@@ -537,6 +421,91 @@ class BackgroundEvaluations:
         self.threads.shutdown()
 
 
+class ProgressReporter:
+    """Calls a progress callback about ten times a second, and at the end of a method.
+
+    Args:
+        report: the callback; None: no reports.
+        label: of the method.
+        labels: of all methods, in their order.
+        stop: the limits of the runs.
+        background: evaluations that must be complete at the last report.
+    """
+
+    def __init__(
+        self,
+        report: Callable[[Progress], None] | None,
+        label: str,
+        labels: Sequence[str],
+        stop: Stop,
+        background: BackgroundEvaluations,
+    ) -> None:
+        self.report = report
+        self.label = label
+        self.labels = labels
+        self.stop = stop
+        self.background = background
+        self.reported_at = time.monotonic()
+
+    def update(self, snapshot: Snapshot, accuracy: Floats, *, is_over: bool) -> None:
+        """Report the progress, if a report is due.
+
+        Args:
+            accuracy: (runs,) at their last evaluations; NaN before the first.
+            is_over: whether all runs have ended.
+        """
+        now = time.monotonic()
+        is_due = is_over or now - self.reported_at >= _REPORT_SECONDS
+        if self.report is None or not is_due:
+            return
+        self.reported_at = now
+        if is_over:
+            self.background.wait()  # the last report has the final accuracy
+        evaluated = accuracy[~np.isnan(accuracy)]
+        self.report(
+            Progress(
+                method=self.label,
+                number=self.labels.index(self.label) + 1,
+                total=len(self.labels),
+                k=snapshot.k,
+                delay=float(snapshot.delay.min()),
+                fraction=1.0 if is_over else self._fraction_done(snapshot),
+                accuracy=float(evaluated.mean()) if len(evaluated) else float("nan"),
+            )
+        )
+
+    def _fraction_done(self, snapshot: Snapshot) -> float:
+        """The part of the work that is done: by the limit that will be reached first."""
+        fraction = 0.0
+        if self.stop.delay:
+            fraction = float(snapshot.delay.min()) / self.stop.delay
+        if self.stop.rounds:
+            fraction = max(fraction, snapshot.k / self.stop.rounds)
+        return min(1.0, fraction)
+
+
+def _is_synchronization_round(snapshot: Snapshot, evaluation_due: Bools, keep_states: bool) -> bool:
+    """Whether processes communicate after this round; the same answer in every process."""
+    if snapshot.world.communicator.size == 1 or snapshot.k % MEETING == 0:
+        return True
+    return bool(evaluation_due.any()) or keep_states
+
+
+def _evaluates_gradient(problem: Problem, final: bool, requested: bool | None) -> bool:
+    """Whether the global gradient is evaluated, too; by its cost if `requested` is None."""
+    if requested is not None:
+        return requested
+    if final:
+        return problem.work <= _MAX_FINAL_GRADIENT_COST
+    return problem.work <= _MAX_GRADIENT_COST
+
+
+def _cost_row(snapshot: Snapshot, index: int) -> dict[str, float]:
+    """Round, delay and counters of one run, without metrics; collective."""
+    counters = snapshot.world.counters(index)
+    return {"round": snapshot.k, "delay": float(snapshot.delay[index]), **counters}
+
+
 def _fits_background(problem: Problem, state: State) -> bool:
     """Whether models may be evaluated while training continues.
 
@@ -553,21 +522,3 @@ def _copy_state(run_state: RunState) -> RunState:
     copies = [torch.from_numpy(tensor.numpy().copy()) for tensor in run_state.state]
     statistics = torch.from_numpy(run_state.statistics.numpy().copy())
     return run_state._replace(state=rebuild(run_state.state, copies), statistics=statistics)
-
-
-def _at_exchange(snapshot: Snapshot) -> Snapshot:
-    """The snapshot with the models of the last exchange; itself without local steps."""
-    world, state = snapshot.world.at_last_exchange(snapshot.state)
-    if world is snapshot.world:
-        return snapshot
-    return replace(snapshot, world=world, state=state)
-
-
-def _gather_states(snapshot: Snapshot, needs_state: Bools) -> dict[int, RunState]:
-    """States by index in the batch; empty in processes that do not record."""
-    if not needs_state.any():
-        return {}
-    gathered = snapshot.world.gather(snapshot.state, needs_state)
-    if gathered is None:
-        return {}
-    return dict(zip(np.flatnonzero(needs_state).tolist(), gathered, strict=True))

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 from torch import Tensor, nn
 
 from spodgt import figures
 from spodgt.errors import InvalidInput
+from spodgt.figures import FigureStyle
 from spodgt.network.names import client_number
 from spodgt.problems.protocols import HasModel
-from spodgt.record.models import MODELS
+from spodgt.record.models import MAX_MODEL_BYTES
 from spodgt.record.record import Record
 from spodgt.runtimes.world import Draw
 from spodgt.tensors import mean
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
 
 
 @dataclass(eq=False, repr=False)
@@ -109,7 +115,7 @@ class Result(Record):
         if len(models) < network.clients:
             raise InvalidInput(
                 f"client={client} is not there: clients' models of more than "
-                f'{MODELS // 2**20} MiB are not kept; use client="average".'
+                f'{MAX_MODEL_BYTES // 2**20} MiB are not kept; use client="average".'
             )
         return problem, models[number]
 
@@ -124,20 +130,79 @@ class Result(Record):
             )
         return self.draws[seed]
 
-    def plot(self, path: str | Path, metric: str | None = None, against: str | None = None) -> Path:
+    @overload
+    def plot(
+        self,
+        path: str | Path,
+        metric: str | None = None,
+        against: str | None = None,
+        *,
+        ax: None = None,
+        methods: Sequence[str] | None = None,
+        width: FigureStyle = "screen",
+    ) -> Path: ...
+    @overload
+    def plot(
+        self,
+        path: None = None,
+        metric: str | None = None,
+        against: str | None = None,
+        *,
+        ax: Axes | None = None,
+        methods: Sequence[str] | None = None,
+        width: FigureStyle = "screen",
+    ) -> Axes: ...
+    def plot(
+        self,
+        path: str | Path | None = None,
+        metric: str | None = None,
+        against: str | None = None,
+        *,
+        ax: Axes | None = None,
+        methods: Sequence[str] | None = None,
+        width: FigureStyle = "screen",
+    ) -> Path | Axes:
         """Draw a metric of every method: mean over seeds, and a band of one standard deviation.
 
         Args:
-            path: Of the picture; its suffix is the format: png, svg or pdf.
+            path: Of the picture; its suffix is the format: png, svg or pdf. It is returned. None:
+                no file; the axes are returned, and a notebook shows the picture.
             metric: A column of `frame`; the primary metric by default.
             against: "delay", "round", "bytes" or, in virtual time, "seconds"; by default seconds if
                 there are any, else the delay.
+            ax: Axes of matplotlib to draw on, such as one of several panels; None: a new figure.
+            methods: Labels of the methods to draw; all by default.
+            width: "column" or "page" of a paper, or "screen".
         """
-        figures.check_suffix(path)
-        metric = metric or self.primary_metric
-        names = self.method_names
-        figure = figures.plot_curves(self.frame, metric, against, method_names=names)
-        return figures.save(figure, Path(path))
+        if path is not None:
+            figures.check_suffix(path)
+        if width not in figures.FIGURE_STYLES:
+            raise InvalidInput(f"width={width!r} is not known; use 'column', 'page' or 'screen'.")
+        figure = figures.plot_curves(
+            self._frame_of(methods),
+            metric or self.primary_metric,
+            against,
+            style=width,
+            method_names=self.method_names,
+            axes=ax,
+        )
+        if path is not None:
+            return figures.save(figure, Path(path))
+        if ax is None:
+            figures.show_in_notebook(figure)
+        return ax or figure.axes[0]
+
+    def _frame_of(self, methods: Sequence[str] | None) -> pd.DataFrame:
+        """The evaluations of some methods, by their labels; of all if None."""
+        if methods is None:
+            return self.frame
+        for label in methods:
+            if label not in self.methods:
+                raise InvalidInput(
+                    f"methods={label!r} is not one of this result; "
+                    f"choose from {', '.join(self.methods)}."
+                )
+        return self.frame[self.frame["method"].isin(list(methods))]
 
     def plot_network(self, path: str | Path, seed: int | None = None) -> Path:
         """Draw a network, with the probabilities of clients (p) and links (p̂).

@@ -21,6 +21,11 @@ class ExecutionSettings:
     """Limits, evaluations, numbers and reports of all runs.
 
     Args:
+        stop: limits of all runs.
+        schedule: rounds or delays of the evaluations.
+        dtype: of models and states.
+        device: of models and states.
+        keep_states: whether the states of all rounds are kept.
         gradient_norm: whether the global gradient is evaluated; None: where it is affordable.
         progress: called with reports of the progress, about ten times a second.
         callbacks: called with every evaluation.

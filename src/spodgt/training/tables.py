@@ -32,7 +32,7 @@ _PARTICIPATION = (
     "bytes",
     "root",
 )
-_MOST_LABELS = 10  # classes that are listed for a client
+_MAX_LABELS = 10  # classes that are listed for a client
 
 
 def metrics_table(rows: list[Row], labels: Sequence[str]) -> pd.DataFrame:
@@ -92,7 +92,7 @@ def participation_table(counts: Iterable[tuple[str, Run, Tally]]) -> pd.DataFram
 
 def method_traits(batches: Mapping[str, Sequence[Run]]) -> dict[str, dict[str, Any]]:
     """Facts about methods by label: name if the label has settings, local steps, waiting."""
-    found = {}
+    traits_by_label = {}
     for label, runs in batches.items():
         facts: dict[str, Any] = {}
         if label != runs[0].algorithm.name:
@@ -104,8 +104,8 @@ def method_traits(batches: Mapping[str, Sequence[Run]]) -> dict[str, dict[str, A
         if "waits" in (traits.sporadic_clients, traits.sporadic_links):
             facts["waits"] = True
         if facts:
-            found[label] = facts
-    return found
+            traits_by_label[label] = facts
+    return traits_by_label
 
 
 def client_rows(label: str, run: Run, snapshot: RunSnapshot) -> pd.DataFrame:
@@ -144,9 +144,9 @@ def objective_of(problem: Problem) -> str:
 def _label_counts(row: Ints) -> str:
     """The numbers of samples of a client by class, the largest first: `3: 600, 7: 120`."""
     labels = [int(label) for label in np.argsort(-row, kind="stable") if row[label]]
-    text = ", ".join(f"{label}: {row[label]}" for label in labels[:_MOST_LABELS])
-    if len(labels) > _MOST_LABELS:
-        text += f", {len(labels) - _MOST_LABELS} more"
+    text = ", ".join(f"{label}: {row[label]}" for label in labels[:_MAX_LABELS])
+    if len(labels) > _MAX_LABELS:
+        text += f", {len(labels) - _MAX_LABELS} more"
     return text
 
 

@@ -374,15 +374,27 @@ def _named_parameters(
 
 
 def script_parameters(manifest: Manifest, x: Tensor) -> dict[str, Tensor]:
-    """The parameters of a training script's model by name, from a row as sites exchange it."""
+    """Parameters and running statistics of a training script's model by name, from a row.
+
+    A row holds the parameters, the rest of those in float64, and the running statistics.
+    """
     layout = manifest.problem["layout"]
     assert isinstance(layout, dict)
     named = {}
     start = 0
-    for name, shape, _ in layout["parameters"]:
+    rest = sum(math.prod(shape) for _, shape, _ in layout["parameters"])
+    for name, shape, dtype in layout["parameters"]:
         size = math.prod(shape)
-        named[name] = x[start : start + size].reshape(shape)
+        value = x[start : start + size]
         start += size
+        if dtype == "float64":
+            value = value.double() + x[rest : rest + size]
+            rest += size
+        named[name] = value.reshape(shape)
+    for name, shape, _ in layout["buffers"]:
+        size = math.prod(shape)
+        named[name] = x[rest : rest + size].reshape(shape)
+        rest += size
     return named
 
 

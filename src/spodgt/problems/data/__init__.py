@@ -1,4 +1,15 @@
-"""Data: the sets, how to get them, and how they are dealt out to clients."""
+"""Data: the data sets, how to get them, and how they are divided among clients.
+
+datasets.py download.py         data sets by name; their files
+image_formats.py packages.py text_corpora.py network_datasets.py
+                                file formats
+partitions.py holdout.py        dividing samples among clients; validation samples
+readers.py client_sources.py    data sets of a user
+client_data.py samples.py evaluation_data.py client_weights.py
+                                the data of all clients
+sampling.py augmentation.py     mini-batches of a round
+pytree.py                       nested dicts, tuples and lists of tensors
+"""
 
 from spodgt._util.files import data_directory
 from spodgt.problems.data.datasets import Dataset, Row, Split, available, load

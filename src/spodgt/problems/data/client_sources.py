@@ -150,9 +150,7 @@ class _ClientSources:
         if isinstance(first, Mapping) and set(first) == set(given):
             return None
         has_client_names = bool(set(by_name) & set(labels))
-        is_mapping_of_arrays = all(is_array(value) for value in given.values())
-        has_datasets = all(_has_dataset_form(value) for value in given.values())
-        if not has_client_names and (is_mapping_of_arrays or not has_datasets):
+        if not has_client_names and not _is_mapping_of_datasets(given):
             return None
         difference = describe_difference(key, by_name, "clients", labels)
         raise InvalidData(
@@ -183,6 +181,13 @@ class _ClientSources:
             return inputs.ndim != first.inputs.ndim - 1
         given = self.given[0]
         return isinstance(given, tuple | list) and len(given) == 2 and is_array(given[1])
+
+
+def _is_mapping_of_datasets(given: Mapping[object, object]) -> bool:
+    """Whether the values have the form of data sets; a mapping of arrays is one data set."""
+    if all(is_array(value) for value in given.values()):
+        return False
+    return all(_has_dataset_form(value) for value in given.values())
 
 
 def _sources_by_name(clients: Mapping[object, object]) -> tuple[tuple[str, ...], list[object]]:

@@ -1,12 +1,12 @@
-"""The data sets by name, and where each is looked for.
+"""The data sets by name, and the folders that are searched for each.
 
 - fashion-mnist-small: inside the package, so everything runs offline: a stratified tenth of
   Fashion-MNIST, 6,000 + 1,000 images that `tools/make_embedded.py` chose, with its licence beside
   it;
 - fashion-mnist: four IDX files, plain or `.gz`, 60,000 + 10,000 images of 28 × 28 greys;
 - cifar-10: the folder `cifar-10-batches-bin`, 50,000 + 10,000 images of 32 × 32 colours;
-- sotu-small, sotu, shakespeare: texts by speaker, see `texts`;
-- topohub, airlines, sociopatterns: networks and contacts, see `networks`.
+- sotu-small, sotu, shakespeare: texts by speaker, see `text_corpora`;
+- topohub, airlines, sociopatterns: networks and contacts, see `network_datasets`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Getting the data sets: from their public homes, or from files that are already on disk.
+"""Download data sets from their public addresses, or import files that are on disk.
 
 Files are made in a scratch folder, checked, and only then moved to the data directory, so a failure
 leaves it as it was. Archives are never extracted: known files are copied out by name.

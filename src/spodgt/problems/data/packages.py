@@ -25,13 +25,13 @@ class _Member(NamedTuple):
 
 
 def read_package(
-    source: Path, is_wanted: Callable[[PurePosixPath], bool], fix: str, errors: str = "strict"
+    source: Path, is_included: Callable[[PurePosixPath], bool], fix: str, errors: str = "strict"
 ) -> Iterator[tuple[PurePosixPath, str]]:
     """Read text files of a package.
 
     Args:
         source: a wheel, a .tgz archive, or a folder.
-        is_wanted: whether the file of a path inside the package is read.
+        is_included: whether the file of a path inside the package is read.
         fix: how to get the right package, for error messages.
         errors: what to do with bytes that are not UTF-8, as for `bytes.decode`.
 
@@ -43,7 +43,7 @@ def read_package(
     """
     try:
         for member in _list_members(source):
-            if is_wanted(member.path):
+            if is_included(member.path):
                 expected = f"hold files of at most {MAX_FILE_BYTES} bytes"
                 require(member.size <= MAX_FILE_BYTES, source, expected, member.size, fix)
                 yield member.path, member.read().decode("utf-8", errors)

@@ -14,17 +14,19 @@ from spodgt.problems.losses import Loss, cross_entropy, multi_margin, one_vs_res
 
 
 def linear(shape: tuple[int, ...], classes: int) -> nn.Sequential:
+    """One linear layer on flattened inputs of `shape`, that of one sample."""
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
 
 
-def _check_size(name: str, model: str, value: object, good: int) -> None:
+def _check_size(name: str, model: str, value: object, example: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InvalidInput(
-            f"{name} of {model} must be a whole number of at least 1, got {value!r}; use {good}."
+            f"{name} of {model} must be a whole number of at least 1, got {value!r}; use {example}."
         )
 
 
 def mlp(shape: tuple[int, ...], classes: int, hidden: int = 64) -> nn.Sequential:
+    """Two linear layers with `hidden` ReLU units between them."""
     _check_size("hidden", "mlp", hidden, 64)
     return nn.Sequential(
         nn.Flatten(), nn.Linear(math.prod(shape), hidden), nn.ReLU(), nn.Linear(hidden, classes)

@@ -1,8 +1,8 @@
 """Executors: cells run in this process, in worker processes, or on a registered backend.
 
 To add a backend, such as a cluster, add a function that creates a `JobExecutor` to `BACKENDS`; it
-can then be named by sweeps and on the command line. Jobs and outcomes are plain values, and results are
-files in the job's folder: a backend only needs this folder and a way to call
+can then be named by sweeps and on the command line. Jobs and outcomes are plain values, and results
+are files in the job's folder: a backend only needs this folder and a way to call
 `spodgt.sweeps.cell.run_job`.
 """
 
