@@ -66,7 +66,7 @@ def _many(seeds: Iterator[int], shrinks: bool, workers: int) -> int:
         if outcome.failure:
             failed.append(outcome.plan.seed)
             _report(outcome, shrinks)
-        if count % 500 == 0:
+        if count % 100 == 0:
             print(f"{count} seeds, {len(failed)} failed", flush=True)
     seconds = time.monotonic() - begun
     print(f"{count} seeds in {seconds:.0f} s, {len(failed)} failed {failed}")

@@ -14,10 +14,15 @@ from spodgt.peer.process.main import Peer
 from spodgt.peer.protocol.audit import audit, local_error
 from spodgt.peer.protocol.client_state import State
 from spodgt.peer.protocol.node import StateStore
+from spodgt.peer.transport.wire_format import REPEATS, Context
 from spodgt.problems.quadratic import Quadratic
+from tests.peer.simulation.frames import header_of
 from tests.peer.simulation.virtual import VirtualLoop
 
 EXACT = 1e-12
+
+
+Content = tuple[int, int, int, int]  # of a message: epoch, number, base, incarnation
 
 
 class Violation(AssertionError):
@@ -142,6 +147,16 @@ class Checks:
         if found.error is not None and not (found.error <= EXACT and not found.problems):
             raise Violation(f"the audit of all is {found.error:.1e}: {found.problems}")
 
+    def check_frame(self, data: bytes, sent: set[Content], context: Context) -> None:
+        """No key leaves a process, and a stream carries each message once."""
+        self.no_secret(data)
+        content = _content_of(data, context)
+        if content is None:
+            return
+        if content in sent:
+            raise Violation(f"message {content} is sent twice on a stream")
+        sent.add(content)
+
     def no_secret(self, data: bytes) -> None:
         for secret in self.secrets:
             if secret in data:
@@ -182,3 +197,11 @@ class Checks:
         scale = float(optimum.norm())
         models = [peers[name].node.state.method.x[0].double() for name in manifest.linked]
         return max(float((x - optimum).norm()) for x in models) / scale
+
+
+def _content_of(data: bytes, context: Context) -> Content | None:
+    """What a frame carries, if it is the first chunk of a message in a protocol that repeats headers only."""
+    header = header_of(data)
+    if header is None or header.offset or header.protocol < REPEATS or header.n != context.n:
+        return None
+    return header.epoch, header.number, header.base, header.incarnation.number

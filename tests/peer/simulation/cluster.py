@@ -24,7 +24,7 @@ from spodgt.peer.membership.manifest import Manifest, SignedManifest
 from spodgt.peer.membership.manifest_changes import check_devices, with_root
 from spodgt.peer.options import Deployment, Options
 from spodgt.peer.process.main import Peer
-from tests.peer.simulation.checks import Checks, Violation
+from tests.peer.simulation.checks import Checks, Content, Violation
 from tests.peer.simulation.disk import Inode, ProcessFiles, SimulatedDisk
 from tests.peer.simulation.network import Network, ProcessWire
 from tests.peer.simulation.plan import Setup
@@ -43,6 +43,10 @@ class Crashed(BaseException):
     """The process is dead; the code that runs is unwound."""
 
 
+def unchanged(data: bytes) -> bytes:
+    return data
+
+
 class SimulatedHost:
     """A machine: its disk and clock outlive the processes on it."""
 
@@ -58,6 +62,7 @@ class SimulatedHost:
         self.has_ended = False  # its peer has made all its rounds
         self.is_damaged = False  # a bit of its state was flipped
         self.has_bad_data = False  # gradients are not finite
+        self.damage: Callable[[bytes], bytes] = unchanged  # of the frames that leave
         self.end = ""  # the sentence with which the last process ended by itself
 
 
@@ -88,6 +93,9 @@ class PeerProcess:
             self.is_alive = False
             self.files.close()
             raise
+        if cluster.setup.has_old_release and self.name == "p0":
+            context = replace(self.peer.context, protocols=(1,))
+            self.peer.transport.local = replace(self.peer.transport.local, context=context)
         cluster.checks.watch(self.peer, is_clone)
         self.honest_gradient = self.peer.node.method_step.gradient
         self.peer.node.method_step.gradient = self._gradient
@@ -115,14 +123,22 @@ class PeerProcess:
             self.cluster.after(CRASH_SECONDS, lambda: self.kill(self.crash_loses_power))
             raise Crashed(operation)
 
-    def sends(self, data: bytes) -> None:
-        """Called before every frame."""
-        self.cluster.checks.no_secret(data)
+    def sends(self, data: bytes, sent: set[Content]) -> bytes:
+        """Called before every frame of a stream, on which the messages `sent` were sent.
+
+        Returns:
+            The bytes that leave: other ones while the frames of the host are damaged.
+        """
+        try:
+            self.cluster.checks.check_frame(data, sent, self.peer.context)
+        except Violation as error:  # a peer takes it for an error of the stream
+            self.cluster.fail(error)
         if not self.is_alive:
             raise Disconnected("the process is dead")
         if self._crashes("send"):
             self.kill(self.crash_loses_power)
             raise Disconnected("the process is dead")
+        return self.host.damage(data)
 
     def _crashes(self, operation: str) -> bool:
         if self.crash_in and self.crash_operation in ("", operation):
@@ -274,6 +290,7 @@ class Cluster:
         self.manifest = manifest
         self.checks.manifest = manifest
         self.give_manifest(name)
+        self.start_ended()
 
     # --- processes ---------------------------------------------------------------------------------
     def start(self, name: str) -> None:
@@ -367,6 +384,15 @@ class Cluster:
             self.fail(Violation(f"{host.name} ended: {host.end}"))
         self._start_later(host.name)
 
+    def start_ended(self) -> None:
+        """Start the members again that have made all rounds: they end again at once."""
+        for name in self.manifest.names:
+            host = self.hosts.get(name)  # None: a newcomer
+            if host is not None and host.has_ended:
+                host.has_ended = False
+                host.is_wanted = True
+                self.after(0.0, lambda name=name: self.start(name))  # type: ignore[misc]
+
     def _start_later(self, name: str) -> None:
         host = self.hosts[name]
         if host.is_wanted:
@@ -402,8 +428,12 @@ class Cluster:
 
 
 def first_step_size(method: str) -> float:
-    """The step size of the first manifest: large, so that few rounds lead to the optimum."""
-    return 0.3 if method == "relay" else 0.2
+    """The step size of the first manifest.
+
+    It is large, so that few rounds lead to the optimum. `relay` needs a smaller one: messages are late
+    where a commit is made after three rounds.
+    """
+    return 0.15 if method == "relay" else 0.2
 
 
 def first_manifest(setup: Setup) -> Manifest:
@@ -420,12 +450,14 @@ def first_manifest(setup: Setup) -> Manifest:
             "problem": {"kind": "quadratic", "parameters": 3, "condition": 2.0, "seed": 1},
         }
     )
+    device = {"kind": "bernoulli", "p": setup.p}
     addresses = [f"10.0.0.{index}:7000" for index in range(setup.clients)]
     deployment = Deployment(
         addresses=addresses,
         rounds_per_second=setup.rate,
         max_alone=setup.max_alone,
         divided_into=setup.clients + 2,
+        compute={f"p{index}": device for index in range(setup.clients)},
         rounds=setup.rounds,
     )
     manifest = run_folders.plan_manifest(config, deployment)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path as FilePath
 
 from tests.peer.simulation import manifest_faults, operator_faults
@@ -275,11 +275,30 @@ KINDS: dict[str, tuple[Kind, float]] = {  # with the weight of its draw
     "restore": (operator_faults.restore, 1.0),
     "restore_model": (operator_faults.restore_model, 0.5),
     "bad_gradients": (operator_faults.bad_gradients, 1.0),
+    "bad_frames": (operator_faults.bad_frames, 0.5),
     "read_status": (operator_faults.read_status, 0.5),
 }
 
 
-def heal(cluster: Cluster) -> None:
+# after these the newest manifest may be at no client that can spread it
+MANIFEST_LOST = frozenset(
+    {
+        "bit_flip",
+        "change_address",
+        "dead_root",
+        "half_copy",
+        "join",
+        "lost_disk",
+        "old_manifest",
+        "quarantine",
+        "remove",
+        "restore",
+        "roll_back",
+    }
+)
+
+
+def heal(cluster: Cluster, inflicted: Iterable[Fault]) -> None:
     """End all faults: the network, disks and clocks are well, and all members run."""
     cluster.end_faults()
     cluster.network.heal()
@@ -298,9 +317,11 @@ def heal(cluster: Cluster) -> None:
             host.process.crash_in = 0
         else:
             cluster.start(name)
-    # a newcomer cannot spread a version: clients that do not have it refuse its links
-    members = [name for name in names_of(cluster.setup) if name in cluster.manifest.linked]
-    cluster.give_manifest(cluster.random.choice(members or cluster.manifest.names))
+    if any(fault.kind in MANIFEST_LOST for fault in inflicted):
+        # a newcomer cannot spread a version: clients that do not have it refuse its links
+        members = [name for name in names_of(cluster.setup) if name in cluster.manifest.linked]
+        cluster.give_manifest(cluster.random.choice(members or cluster.manifest.names))
+    cluster.start_ended()
     if cluster.moved:  # some clients may have the old addresses of all that have the newest version
         for name in cluster.manifest.names:
             cluster.give_manifest(name)

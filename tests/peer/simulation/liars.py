@@ -46,11 +46,32 @@ class NewNumbers:
 
     def __init__(self, change: Lie) -> None:
         self.change = change
-        self.number = 0
+        self.number = 1000  # above those of messages that were sent before the lie
 
     def __call__(self, message: Message) -> Message:
         self.number += 1
         return self.change(message._replace(number=self.number, base=0, acked=0))
+
+
+class HugeAtFirst:
+    """Begins an epoch, in which the first messages hold a huge model.
+
+    Args:
+        epoch: the present one.
+        messages: number of such messages, to all receivers together.
+    """
+
+    def __init__(self, epoch: int, messages: int = 33) -> None:
+        self.epoch = epoch + 1
+        self.messages = messages
+        self.number = 0
+
+    def __call__(self, message: Message) -> Message:
+        self.number += 1
+        if self.number > self.messages:
+            return message
+        early = message._replace(epoch=self.epoch, number=self.number, base=0, acked=0)
+        return huge_model(early)
 
 
 def huge_model(message: Message) -> Message:

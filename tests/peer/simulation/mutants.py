@@ -9,15 +9,20 @@ import asyncio
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
+from cryptography.hazmat.primitives import serialization
 from torch import Tensor
 
+from spodgt.peer.membership import certificates
+from spodgt.peer.process.main import Peer
 from spodgt.peer.process.membership import Membership
 from spodgt.peer.process.round_loop import RoundLoop
 from spodgt.peer.protocol import client_state, running_sums
+from spodgt.peer.protocol.epoch_limit import EpochRateLimiter
 from spodgt.peer.protocol.frame_processing import FrameProcessor
 from spodgt.peer.protocol.running_sums import (
     Ack,
@@ -31,18 +36,22 @@ from spodgt.peer.protocol.running_sums import (
 )
 from spodgt.peer.storage import state_store
 from spodgt.peer.storage.state_store import DiskStateStore, StoreFailed
-from spodgt.peer.transport import streams
+from spodgt.peer.transport import streams, wire_format
+from tests.peer.simulation import test_liars
 from tests.peer.simulation.simulator import plan_of, simulate
 
-MOST_SEEDS = 150
+MOST_SEEDS = 300
 
 
 class Mutant(NamedTuple):
-    """One function of the program, and a wrong one in its place."""
+    """One function or number of the program, and a wrong one in its place."""
 
     owner: Any  # a module or a class
     name: str
-    wrong: Callable[..., Any]
+    wrong: Any
+    liar: Callable[[], None] | None = (
+        None  # a test with a member that lies, which finds it; None: seeds do
+    )
 
 
 # --- the protocol ----------------------------------------------------------------------------------
@@ -185,6 +194,9 @@ def deaf_to_epochs(
     return _check_epoch(self, name, frame)
 
 
+_adopt = Membership.adopt
+
+
 def adopt_any(self: Membership) -> Any:
     update = self.update
     self.update = None
@@ -198,7 +210,42 @@ def adopt_any(self: Membership) -> Any:
     return update
 
 
+def overwrite_newer(self: Membership) -> Any:
+    with patch.object(self, "_read_manifest"):
+        return _adopt(self)
+
+
 def ask_nobody(self: Membership, neighbour: str, loop: object) -> None:
+    return
+
+
+def every_root(
+    self: FrameProcessor, name: str, frame: Message | Ack
+) -> FrameAge | NewerEpoch | RolledBack:
+    return running_sums.check_epoch(self.node.incarnation, self.node.state.epoch, frame)
+
+
+def follow_all(self: EpochRateLimiter, name: str, current: int, claimed: int) -> int:
+    return claimed
+
+
+def any_vectors(message: Message) -> None:
+    return
+
+
+def any_signature(authority: bytes, text: bytes, signature: bytes) -> bool:
+    return True
+
+
+def key_that_must_be_whole(pem: bytes, file: str, fix: str = "") -> Any:
+    return serialization.load_pem_private_key(pem, None)
+
+
+def status_with_key(self: Peer, name: str) -> bytes:
+    return bytes(self.host.files.read(self.membership.folder / "key.pem"))
+
+
+def note_no_end(self: FrameProcessor, name: str, has_ended: bool, is_newer: bool) -> None:
     return
 
 
@@ -224,7 +271,36 @@ MUTANTS: dict[str, Mutant] = {
     "connect once": Mutant(streams.LinkDialer, "_run", connect_once),
     "do not follow epochs": Mutant(FrameProcessor, "_check_epoch", deaf_to_epochs),
     "accept an older manifest": Mutant(Membership, "adopt", adopt_any),
+    "overwrite a newer manifest": Mutant(Membership, "adopt", overwrite_newer),
     "ask nobody for a manifest": Mutant(Membership, "request_manifest", ask_nobody),
+    "send whole messages again": Mutant(wire_format, "REPEATS", 99),
+    "end with half a key": Mutant(certificates, "_private", key_that_must_be_whole),
+    "show the key in the status": Mutant(Peer, "_report_for", status_with_key),
+    "wait for clients that have ended": Mutant(FrameProcessor, "_note_end", note_no_end),
+    "follow any root": Mutant(
+        FrameProcessor,
+        "_check_epoch",
+        every_root,
+        test_liars.test_a_liar_cannot_make_itself_the_root,
+    ),
+    "follow all epochs": Mutant(
+        EpochRateLimiter,
+        "next_epoch",
+        follow_all,
+        partial(test_liars.test_a_liar_that_begins_epochs_is_followed_into_few_and_named, 1),
+    ),
+    "take NaN": Mutant(
+        running_sums,
+        "check_vectors",
+        any_vectors,
+        test_liars.test_a_liar_cannot_put_nan_into_a_model,
+    ),
+    "take a manifest of another authority": Mutant(
+        certificates,
+        "is_signed",
+        any_signature,
+        test_liars.test_a_liar_cannot_spread_a_forged_manifest,
+    ),
 }
 
 
@@ -236,12 +312,22 @@ class Finding(NamedTuple):
 
 
 def find(mutant: Mutant, most: int = MOST_SEEDS) -> Finding | None:
-    """Run seeds until one fails; None if none of them does."""
+    """Run seeds, or the test with a liar, until one fails; None if none of them does."""
     with patch.object(mutant.owner, mutant.name, mutant.wrong):
+        if mutant.liar is not None:
+            return _find_by_liar(mutant.liar)
         for seed in range(most):
             outcome = simulate(plan_of(seed))
             if outcome.failure:
                 return Finding(seed + 1, outcome.failure)
+    return None
+
+
+def _find_by_liar(test: Callable[[], None]) -> Finding | None:
+    try:
+        test()
+    except Exception as error:  # of a peer, or of what the test asserts
+        return Finding(0, f"with a liar: {type(error).__name__}: {error}")
     return None
 
 
@@ -252,8 +338,11 @@ def main() -> int:
             continue
         finding = find(mutant)
         missed += finding is None
-        told = "not found" if finding is None else f"{finding.seeds} seeds: {finding.failure[:100]}"
-        print(f"{name}: {told}", flush=True)
+        result = "not found"
+        if finding is not None:
+            failure = " ".join(finding.failure.split())
+            result = f"{finding.seeds} seeds: {failure[:100]}"
+        print(f"{name}: {result}", flush=True)
     return missed
 
 

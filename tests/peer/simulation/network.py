@@ -17,6 +17,7 @@ from spodgt.peer.host.clock import Clock
 from spodgt.peer.host.interfaces import Call, Disconnected, Handler, Headers, Rejected, WireError
 from spodgt.peer.membership.certificates import Identity
 from spodgt.peer.protocol.running_sums import Refused
+from tests.peer.simulation.checks import Content
 from tests.peer.simulation.virtual import VirtualLoop
 
 CONNECT_SECONDS = 5.0
@@ -48,7 +49,7 @@ class Process(Protocol):
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]: ...
 
-    def sends(self, data: bytes) -> None:
+    def sends(self, data: bytes, sent: set[Content]) -> bytes:
         """Called before a frame leaves; the process may crash here."""
         ...
 
@@ -64,6 +65,7 @@ class Pipe:
     free_at: float = 0.0  # when the last frame on its way arrives
     broken: WireError | None = None
     is_closed: bool = False
+    contents: set[Content] = field(default_factory=set)  # of the messages that were written
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     room: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -199,8 +201,7 @@ class Connection:
         return await self.down.read()
 
     async def write(self, data: bytes) -> None:
-        self.caller.sends(data)
-        await self.up.write(data)
+        await self.up.write(self.caller.sends(data, self.up.contents))
 
     async def close_writing(self) -> None:
         self.up.close()
@@ -226,8 +227,8 @@ class Incoming:
         return await self.connection.up.read()
 
     async def write(self, data: bytes) -> None:
-        self.connection.listener.process.sends(data)
-        await self.connection.down.write(data)
+        pipe = self.connection.down
+        await pipe.write(self.connection.listener.process.sends(data, pipe.contents))
 
 
 @dataclass(eq=False)

@@ -1,4 +1,4 @@
-"""What operators do with single clients: backups, data, and a look at a status."""
+"""What happens to single clients: backups, bad data, damaged frames, and a request for a status."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from spodgt.peer.protocol.running_sums import Refused
 from spodgt.peer.storage import backup
 from spodgt.peer.transport.connection import fetch
 from tests.peer.simulation.checks import Violation
-from tests.peer.simulation.cluster import FOLDER, Cluster, PeerProcess
+from tests.peer.simulation.cluster import FOLDER, Cluster, PeerProcess, unchanged
+from tests.peer.simulation.frames import Damage
 from tests.peer.simulation.plan import Fault
 
 
@@ -87,6 +88,17 @@ def bad_gradients(cluster: Cluster, fault: Fault) -> None:
 
     def repair() -> None:
         host.has_bad_data = False
+
+    cluster.at_end(fault.seconds, repair)
+
+
+def bad_frames(cluster: Cluster, fault: Fault) -> None:
+    """A member sends frames that no peer sends; each must be refused."""
+    host = cluster.hosts[fault.target]
+    host.damage = Damage(int(fault.number))
+
+    def repair() -> None:
+        host.damage = unchanged
 
     cluster.at_end(fault.seconds, repair)
 

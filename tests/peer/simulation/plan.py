@@ -22,9 +22,11 @@ class Setup:
     commit_every: int = 1
     drop_after: float | None = None
     durability: str = "power"
+    p: float = 1.0  # with which a client computes in a round
     p_hat: float = 1.0
     dialled_by_receivers: bool = False
     rounds: int = 0  # of the manifest; 0: peers do not end
+    has_old_release: bool = False  # the first client speaks protocol 1 only
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,11 @@ def draw_setup(random: Random) -> Setup:
         commit_every=random.choice((1, 1, 1, 3)),
         drop_after=drop_after,
         durability=random.choice(("power", "power", "process")),
+        p=random.choice((1.0, 1.0, 1.0, 0.4)) if method != "ab" else 1.0,
         p_hat=random.choice((1.0, 1.0, 0.6)) if method == "spod-gt-memory" else 1.0,
         dialled_by_receivers=random.random() < 0.2,
+        rounds=random.choice((0, 0, 0, 0, 0, 20)),
+        has_old_release=random.random() < 0.1,
     )
 
 

@@ -98,10 +98,13 @@ async def _run(cluster: Cluster, plan: Plan, outcome: Outcome) -> None:
         cluster.copy_disks()
     await _pass(cluster, plan.seconds)
     cluster.checks.note("faults end")
-    faults.heal(cluster)
-    await _until_well(cluster, outcome)
-    await _until_moved(cluster)
-    await _until_optimal(cluster)
+    faults.heal(cluster, plan.faults)
+    if plan.setup.rounds:
+        await _until_ended(cluster, outcome)
+    else:
+        await _until_well(cluster, outcome)
+        await _until_moved(cluster)
+        await _until_optimal(cluster)
     cluster.checks.set_back.clear()
     cluster.checks.check_all()
     outcome.digest = _digest(cluster)
@@ -132,6 +135,25 @@ async def _until_well(cluster: Cluster, outcome: Outcome) -> None:
             return
         if outcome.healed_after > HEAL_SECONDS:
             raise Violation(f"{HEAL_SECONDS:.0f} s after the faults: {'; '.join(found)}")
+
+
+async def _until_ended(cluster: Cluster, outcome: Outcome) -> None:
+    """All clients make the rounds of the manifest, and end."""
+    begun = cluster.loop.now
+    rounds = cluster.setup.rounds
+    while True:
+        await _pass(cluster, 1.0)
+        hosts = [cluster.hosts[name] for name in cluster.manifest.names]
+        running = [host.name for host in hosts if not host.has_ended]
+        outcome.healed_after = cluster.loop.now - begun
+        if not running:
+            break
+        if outcome.healed_after > HEAL_SECONDS:
+            raise Violation(f"{HEAL_SECONDS:.0f} s after the faults {running} have not ended")
+    for host in hosts:
+        k = cluster.checks.states[host.name].k
+        if k != rounds + 1:
+            raise Violation(f"{host.name} has ended after {k - 1} rounds of {rounds}")
 
 
 async def _until_moved(cluster: Cluster) -> None:

@@ -16,7 +16,7 @@ from spodgt.peer.process.main import Peer
 from spodgt.peer.protocol.epoch_limit import AT_ONCE
 from tests.peer.simulation import liars
 from tests.peer.simulation.cluster import Cluster
-from tests.peer.simulation.liars import EpochStorm, NewNumbers, lie
+from tests.peer.simulation.liars import EpochStorm, HugeAtFirst, NewNumbers, lie
 from tests.peer.simulation.plan import Setup
 from tests.peer.simulation.simulator import quiet
 from tests.peer.simulation.virtual import VirtualLoop
@@ -114,6 +114,13 @@ def test_a_liar_with_huge_numbers_is_named() -> None:
     with town() as made:
         made.begin(lambda peer: lie(peer, NewNumbers(liars.huge_model)))
         made.let_pass(30.0)
+        assert any(text.startswith(f"{LIAR} sent") for text in made.warnings())
+
+
+def test_a_liar_with_huge_numbers_early_in_an_epoch_is_named() -> None:
+    with town() as made:
+        made.begin(lambda peer: lie(peer, HugeAtFirst(peer.node.state.epoch)))
+        made.let_pass(20.0)
         assert any(text.startswith(f"{LIAR} sent") for text in made.warnings())
 
 

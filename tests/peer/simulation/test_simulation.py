@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 
+from tests.peer.simulation.mutants import MUTANTS
+from tests.peer.simulation.plan import Fault, Plan, Setup
+from tests.peer.simulation.shrink import shrink
 from tests.peer.simulation.simulator import plan_of, simulate
 
 SEEDS = 100
@@ -16,6 +21,24 @@ def test_peers_keep_their_promises_under_the_faults_of_a_seed(block: int) -> Non
         outcome = simulate(plan_of(seed))
         again = f"python -m tests.peer.simulation --seed {seed}"
         assert not outcome.failure, f"{outcome.failure}\n{outcome.plan}\nagain: {again}"
+
+
+def test_a_failure_is_shrunk_to_the_faults_that_cause_it_and_repeated_exactly() -> None:
+    faults = (
+        Fault(3.0, "slow", "p0", "p1", seconds=4.0, number=2.0),
+        Fault(4.0, "change_settings", "p1", "p2", seconds=1.0, number=1.0),
+        Fault(5.0, "reset", "p2", "p0", number=1.0),
+        Fault(6.0, "crash", "p0", "p1", seconds=1.0, number=1.0),
+    )
+    mutant = MUTANTS["ask nobody for a manifest"]
+    with patch.object(mutant.owner, mutant.name, mutant.wrong):
+        smallest = shrink(Plan(5, Setup(), faults, seconds=8.0))
+        assert [fault.kind for fault in smallest.faults] == ["change_settings"]
+        first = simulate(smallest)
+        second = simulate(smallest)
+    assert first.failure
+    assert first.failure == second.failure
+    assert first.log == second.log
 
 
 def test_a_seed_has_one_course() -> None:
