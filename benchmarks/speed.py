@@ -41,7 +41,7 @@ import spodgt
 from spodgt.algorithms.base import Algorithm, Rate, TrackingState
 from spodgt.kernels.links import BatchLinks, PlainMixing, mixing_operator, round_weights
 from spodgt.participation.roles import HasRoles
-from spodgt.problems.data.sampling import sample_without_replacement
+from spodgt.problems.minibatch_gradients import sample_without_replacement
 from spodgt.problems.gradients import Engine
 from spodgt.problems.gradients.linear import LinearEngine
 from spodgt.problems.gradients.vmap import VmapEngine

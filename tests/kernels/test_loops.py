@@ -22,10 +22,10 @@ from spodgt.algorithms.base import Algorithm, TrackingState
 from spodgt.engine import cache_directory, loops_enabled, use_engine
 from spodgt.kernels.links import BatchLinks, PlainMixing, mixing_operator, round_weights
 from spodgt.problems import Quadratic
-from spodgt.problems.data.sampling import sample_without_replacement
 from spodgt.problems.gradients.linear import LinearEngine
 from spodgt.problems.learning import Learning
 from spodgt.problems.losses import Loss, cross_entropy, multi_margin, one_vs_rest
+from spodgt.problems.minibatch_gradients import sample_without_replacement
 from spodgt.problems.models import linear
 from spodgt.runtimes.loop import EvaluationSchedule, Stop, begin, run_rounds
 from spodgt.runtimes.simulator import Simulation

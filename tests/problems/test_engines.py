@@ -17,11 +17,10 @@ from spodgt.problems.gradients import Engine, Layout, flatten
 from spodgt.problems.gradients.linear import LinearEngine
 from spodgt.problems.gradients.loop import LoopEngine
 from spodgt.problems.gradients.vmap import VmapEngine
-from spodgt.problems.losses import cross_entropy
+from spodgt.problems.losses import Objective, cross_entropy
 from spodgt.problems.models import MODELS
 from spodgt.problems.models.engine_selection import select_engine
 from spodgt.problems.models.probe import count_multiplications, find_side_effects
-from spodgt.problems.objective import Objective
 from spodgt.problems.running_statistics import refuse_statistics
 from spodgt.types import Minibatches
 

@@ -18,8 +18,8 @@ import spodgt
 from spodgt import rng
 from spodgt.errors import InvalidInput
 from spodgt.problems import classification
-from spodgt.problems.data.sampling import sample_without_replacement
 from spodgt.problems.losses import cross_entropy, multi_margin, one_vs_rest
+from spodgt.problems.minibatch_gradients import sample_without_replacement
 from spodgt.types import Minibatches
 from tests.strategies import SEEDS
 

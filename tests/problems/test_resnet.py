@@ -24,10 +24,10 @@ from spodgt.problems.data import IID, load
 from spodgt.problems.data.augmentation import PADDING, Windows, crop_and_flip
 from spodgt.problems.data.evaluation_data import EvaluationData
 from spodgt.problems.data.samples import ClientIndices, Samples
-from spodgt.problems.data.sampling import sample_without_replacement
 from spodgt.problems.gradients import flatten
 from spodgt.problems.gradients.loop import LoopEngine
 from spodgt.problems.losses import cross_entropy
+from spodgt.problems.minibatch_gradients import sample_without_replacement
 from spodgt.problems.models import MODELS
 from spodgt.record.metrics import RunSnapshot, measure
 from spodgt.runtimes.loop import begin

@@ -1,10 +1,11 @@
 """Problems: `Learning` and `Quadratic`, and shipped ones such as `fashion_mnist_svm`.
 
 learning.py             Learning: a torch module trained on one data set per client
-data/                   data sets, partitions, the samples of clients, mini-batches
+data/                   data sets, partitions, the samples of clients
 models/                 shipped models; a module as rows of parameters; checks before round 0
-objective.py losses.py  the loss in its two forms; shipped losses
-client_gradients.py     gradients of clients, computed by the engines of gradients/
+losses.py               shipped losses; the loss in its two forms
+minibatch_gradients.py full_gradients.py
+                        gradients of clients, computed by the engines of gradients/
 evaluation.py metrics.py
                         loss and metrics on test and validation data
 protocols.py            optional capabilities of a problem

@@ -15,9 +15,9 @@ from spodgt.problems.data.evaluation_data import ALL_CLIENTS, EvaluationBatch, E
 from spodgt.problems.data.pytree import Tree, clone, concat, tree_map
 from spodgt.problems.data.samples import MAX_BLOCK_NUMBERS
 from spodgt.problems.gradients import Engine, Many
+from spodgt.problems.losses import join_batch
 from spodgt.problems.metrics import UserMetric, count_correct
 from spodgt.problems.models.trainable_model import TrainableModel
-from spodgt.problems.objective import join_batch
 from spodgt.problems.user_code import user_code_errors
 from spodgt.types import Better, Evaluation, Ints
 

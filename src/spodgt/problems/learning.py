@@ -21,11 +21,6 @@ from torch import Tensor, nn
 
 from spodgt._util.deprecation import warn_renamed
 from spodgt.errors import InvalidInput
-from spodgt.problems.client_gradients import (
-    FullGradients,
-    minibatch_gradients,
-    read_linear_data,
-)
 from spodgt.problems.data import Dataset, Partition
 from spodgt.problems.data.client_data import BatchSize, ClientData
 from spodgt.problems.data.client_sources import read_client_data
@@ -35,15 +30,16 @@ from spodgt.problems.data.holdout import DEFAULT_FRACTION, Holdout, check_fracti
 from spodgt.problems.data.readers import Clients, Reader, Source
 from spodgt.problems.data.samples import ClientIndices, Collate, Samples
 from spodgt.problems.evaluation import Evaluator
+from spodgt.problems.full_gradients import FullGradients
 from spodgt.problems.gradients import Layout
-from spodgt.problems.losses import Loss
+from spodgt.problems.losses import Loss, Objective, check_loss
 from spodgt.problems.metrics import MetricFunction, UserMetric, read_metrics
+from spodgt.problems.minibatch_gradients import minibatch_gradients, read_linear_data
 from spodgt.problems.models.byte_inputs import resolve_byte_inputs
 from spodgt.problems.models.fingerprint import fingerprint, loss_tensors
 from spodgt.problems.models.initialization import Init
 from spodgt.problems.models.parameters import ModelOptions, Patterns
 from spodgt.problems.models.trainable_model import TrainableModel
-from spodgt.problems.objective import Objective, check_loss
 from spodgt.problems.protocols import (
     CompiledGradient,
     GradientFunction,

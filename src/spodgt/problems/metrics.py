@@ -19,8 +19,7 @@ from torch.nn import functional
 from spodgt._util.text import first_line
 from spodgt.errors import InvalidInput
 from spodgt.problems.data.pytree import Tree, clone
-from spodgt.problems.losses import Loss
-from spodgt.problems.objective import calls_model
+from spodgt.problems.losses import Loss, calls_model
 from spodgt.types import Better
 
 # "classes": the largest output is the predicted class. "signs": each output is a binary label.

@@ -1,4 +1,4 @@
-"""Deprecated: `spodgt.problems.data.samples` and `.sampling`. Removed in the next release."""
+"""Deprecated: `problems.data.samples` and `problems.minibatch_gradients`, until the next release."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _DATA = "spodgt.problems.data"
 _RENAMED = {
     "Holdings": f"{_DATA}.samples.ClientIndices",
     "Samples": f"{_DATA}.samples.Samples",
-    "without_replacement": f"{_DATA}.sampling.sample_without_replacement",
+    "without_replacement": "spodgt.problems.minibatch_gradients.sample_without_replacement",
 }
 
 

@@ -96,28 +96,27 @@ class SimulatedRounds:
             return None  # only the calls of `step` exchange statistics
         return CompiledRounds.create(self.held.algorithm, self.held.batch)
 
-    def start(self, k: int) -> BatchRound:
-        """Round k."""
-        return self._start(k, self.held.batch.activity.at(k))
-
     def advance(self, state: State, rounds: range) -> State:
         """The state after these rounds."""
+        if self.compiled_rounds is None:
+            return self._advance_by_step(state, rounds)
         for activity in self.held.batch.activity.over(rounds):
-            state = self._advance(state, activity)
-        return state
-
-    def _advance(self, state: State, activity: Activity) -> State:
-        if self.compiled_rounds is not None:
             after = self.compiled_rounds.advance(state, activity)
-            if after is not None:
+            if after is None:
+                state = self._advance_by_step(state, activity.rounds)
+            else:
                 self._count(activity, state[0].element_size(), self.compiled_rounds)
-                return after
-        for k in activity.rounds:
-            state = self.held.algorithm.step(state, self._start(k, activity))
+                state = after
         return state
 
-    def _start(self, k: int, activity: Activity) -> BatchRound:
-        """Round k, which `activity` contains."""
+    def _advance_by_step(self, state: State, rounds: range) -> State:
+        for k in rounds:
+            state = self.held.algorithm.step(state, self.start(k))
+        return state
+
+    def start(self, k: int) -> BatchRound:
+        """Round k."""
+        activity = self.held.batch.activity.at(k)
         index = k - activity.first
         pull, push = activity.links
         links = RoundLinks(

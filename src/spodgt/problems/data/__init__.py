@@ -7,7 +7,7 @@ partitions.py holdout.py        dividing samples among clients; validation sampl
 readers.py client_sources.py    data sets of a user
 client_data.py samples.py evaluation_data.py client_weights.py
                                 the data of all clients
-sampling.py augmentation.py     mini-batches of a round
+augmentation.py                 random crops and flips of a mini-batch
 pytree.py                       nested dicts, tuples and lists of tensors
 """
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from spodgt import rng
 from spodgt.types import Ints, Words
 
-STREAM = 2**32 + 1  # random stream of a mini-batch, next to those of `sampling`
+STREAM = 2**32 + 1  # random stream of a mini-batch, next to those of `minibatch_gradients`
 PADDING = 4  # pixels by which a window may move
 _BITS = np.uint64(20)  # of a word for one draw: 9 positions are equally likely to one in 10⁵
 

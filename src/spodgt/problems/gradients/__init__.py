@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from spodgt.problems.data.pytree import Tree
-from spodgt.problems.losses import Loss
-from spodgt.problems.objective import Objective
+from spodgt.problems.losses import Loss, Objective
 
 Noise = Sequence[int] | None  # see `Engine.with_losses`
 Many = Tensor | Sequence[Tree]  # (clients, batch, …), or one batch of any form per client

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from spodgt.problems.data.pytree import Tree
 from spodgt.problems.gradients import Engine, LinearLayer, Many, Noise
-from spodgt.problems.losses import Loss
-from spodgt.problems.objective import Objective
+from spodgt.problems.losses import Loss, Objective
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from spodgt.problems.data.pytree import Tree, clone, seed_all, seeded
 from spodgt.problems.gradients import NO_COLUMNS, Engine, Layout, Many, Noise
-from spodgt.problems.objective import Objective, call_module
+from spodgt.problems.losses import Objective, call_module
 from spodgt.thread_pool import run_tasks
 
 T = TypeVar("T")

@@ -11,8 +11,7 @@ from torch.func import functional_call, vmap
 
 from spodgt.problems.data.pytree import Tree
 from spodgt.problems.gradients import Engine, Layout, Many, Noise
-from spodgt.problems.losses import stacked_loss
-from spodgt.problems.objective import Objective
+from spodgt.problems.losses import Objective, stacked_loss
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from spodgt.errors import InvalidInput
 from spodgt.problems.data.client_data import ClientData
 from spodgt.problems.data.pytree import Tree, clone, seeded, tensor_leaves, tree_map
+from spodgt.problems.losses import Objective, call_module
 from spodgt.problems.models.probe import copy_in_float32
-from spodgt.problems.objective import Objective, call_module
 
 _PROBE_SAMPLES = 4
 

@@ -18,11 +18,11 @@ from spodgt.problems.data.client_data import ClientData
 from spodgt.problems.data.pytree import Tree, clone, random_state, seeded, tensor_leaves
 from spodgt.problems.data.samples import AnySamples, LazySamples, Samples
 from spodgt.problems.gradients import Layout
+from spodgt.problems.losses import Objective, call_module, compares_classes, ignore_index_of
 from spodgt.problems.metrics import Accuracy, accuracy_of
 from spodgt.problems.models.carried_state import TRACKING_NORMS, refuse_carried_state
 from spodgt.problems.models.loss_checks import check_gradient, evaluate_once, refuse_sum
 from spodgt.problems.models.torch_internals import has_gradient_hooks
-from spodgt.problems.objective import Objective, call_module, compares_classes, ignore_index_of
 from spodgt.problems.user_code import user_code_errors
 from spodgt.types import Ints
 

@@ -17,7 +17,7 @@ from spodgt.problems.data.pytree import Tree, clone
 from spodgt.problems.data.samples import LazySamples
 from spodgt.problems.gradients import Engine, Layout, flatten
 from spodgt.problems.gradients.loop import LoopEngine
-from spodgt.problems.losses import Loss
+from spodgt.problems.losses import Loss, Objective
 from spodgt.problems.metrics import Accuracy
 from spodgt.problems.models.engine_selection import select_engine
 from spodgt.problems.models.initialization import check_init, initial_module
@@ -29,7 +29,6 @@ from spodgt.problems.models.probe import (
     count_multiplications,
     find_side_effects,
 )
-from spodgt.problems.objective import Objective
 
 
 @dataclass(frozen=True, eq=False)
