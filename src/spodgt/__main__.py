@@ -4,8 +4,9 @@ import sys
 
 try:
     from spodgt.cli import main
-except KeyboardInterrupt:  # Ctrl-C while it loads
-    sys.exit("spodgt: stopped.")
+except KeyboardInterrupt:  # Ctrl-C while libraries load
+    print("spodgt: stopped.", file=sys.stderr)
+    sys.exit(130)
 
 if __name__ == "__main__":
     main()

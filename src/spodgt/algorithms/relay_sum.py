@@ -57,7 +57,6 @@ class RelaySum(Algorithm[RelaySumState, TreeRound]):
         children = round.push(t - e) - torch.where(is_active, 0, t - e)
         total = t + children + torch.where(is_active, parent - e, 0)
         e = torch.where(is_active, t + parent - e, e)
-
         X, H, n = torch.split(total, [x.shape[1], x.shape[1], 1], 1)
         towards_mean = self.averaging * round.step_weight * (X / n - x)
         x = (x + towards_mean - self.step_size * (round.step_weight * H / n)).to(x)
