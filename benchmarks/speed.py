@@ -41,12 +41,12 @@ import spodgt
 from spodgt.algorithms.base import Algorithm, Rate, TrackingState
 from spodgt.kernels.links import BatchLinks, PlainMixing, mixing_operator, round_weights
 from spodgt.participation.roles import HasRoles
-from spodgt.problems.minibatch_gradients import sample_without_replacement
 from spodgt.problems.gradients import Engine
 from spodgt.problems.gradients.linear import LinearEngine
 from spodgt.problems.gradients.vmap import VmapEngine
 from spodgt.problems.learning import Learning
 from spodgt.problems.losses import cross_entropy
+from spodgt.problems.minibatch_gradients import sample_without_replacement
 from spodgt.runtimes.loop import STRIDE, EvaluationSchedule, Stop, begin, run_rounds
 from spodgt.runtimes.simulator import Simulation
 from spodgt.runtimes.world import Draw, Run, Snapshot
