@@ -14,7 +14,7 @@ from torch import nn
 
 from spodgt.peer.membership.run_folders import audit_folders
 from spodgt.sites.api import join
-from spodgt.sites.connection import _open_stores
+from spodgt.sites.connection import Connection, _open_stores
 from spodgt.sites.site import Site
 from tests.sites.fleet_of_threads import Point, Quadratics, make_run, run_sites
 
@@ -183,3 +183,19 @@ def test_first_model_is_that_of_the_first_client_also_after_a_restart(tmp_path: 
     run_sites(manifest.names, train)
     assert torch.equal(taken[0], torch.ones(2, dtype=torch.float64))
     assert torch.equal(taken[1], torch.ones(2, dtype=torch.float64))
+
+
+def test_initial_model_that_arrives_before_training_begins_is_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exchange thread runs already while the site is being joined."""
+
+    def start(connection: Connection) -> None:
+        connection.exchange._take_initial_model(torch.tensor([3.0, 3.0, 0.0, 0.0]))
+
+    make_run(tmp_path / "run", Point(2), 2)
+    monkeypatch.setattr(Connection, "start", start)
+    model, _, joining = alone(tmp_path / "run" / "p1")
+    with pytest.raises(InterruptedError), joining:
+        assert model.x.tolist() == [3.0, 3.0]
+        raise InterruptedError

@@ -155,6 +155,8 @@ class Connection:
             store=self.store,
         )
         self.blocks_before = self.node.state.k  # at the start of this process
+        # read before the exchange begins: the model may arrive at any time after that
+        self.needs_initial_model = not self.exchange.has_common_model
 
     def _restore(self, start: Tensor, dtype: torch.dtype, initial: str) -> Node:
         """The node as it was last committed, or a new one; committed as a new incarnation."""

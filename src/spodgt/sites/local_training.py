@@ -69,7 +69,7 @@ class LocalTraining:
         """Take over the initial model and the correction."""
         connection = self.connection
         if connection is not None:
-            if not connection.exchange.has_common_model:
+            if connection.needs_initial_model:
                 first = connection.membership.manifest.names[0]
                 text = f"spodgt: {connection.name} waits for the initial model of {first}"
                 print(text, file=sys.stderr)
