@@ -175,6 +175,73 @@ def test_clipped_gradients_move_the_limit() -> None:
     assert error(run, final(run, 3000).x) > 1e-2
 
 
+# --- the recursion, written out ------------------------------------------------------------------
+ADAM_STEP = 0.03
+BETAS = (0.9, 0.999)
+EPS = 1e-8
+
+
+class WrittenOut:
+    """One client of the recursion with Adam, in NumPy, as `local_gt.py` and docs/explanation/join.md state it."""
+
+    def __init__(self, h: np.ndarray, centre: np.ndarray) -> None:
+        self.h = h
+        self.centre = centre
+        self.x, self.y, self.c, self.s, self.m, self.v = np.zeros((6, len(centre)))
+        self.steps_of_block = 0
+        self.steps = 0
+
+    def local_step(self) -> None:
+        gradient = self.h @ (self.x - self.centre)
+        self.s += gradient
+        self.steps_of_block += 1
+        corrected = gradient + self.y - self.c
+        self.steps += 1
+        self.m = BETAS[0] * self.m + (1 - BETAS[0]) * corrected
+        self.v = BETAS[1] * self.v + (1 - BETAS[1]) * corrected**2
+        m = self.m / (1 - BETAS[0] ** self.steps)
+        v = self.v / (1 - BETAS[1] ** self.steps)
+        self.x = self.x - ADAM_STEP * m / (np.sqrt(v) + EPS)
+
+    def end_block(self) -> None:
+        if self.steps_of_block:
+            contribution = self.s / self.steps_of_block
+            self.y = self.y + contribution - self.c
+            self.c = contribution
+            self.s = np.zeros_like(self.s)
+            self.steps_of_block = 0
+
+
+def test_every_step_with_adam_is_that_of_the_recursion_written_out() -> None:
+    """Moments remain local and stand still while a client is idle; models mix after the step."""
+    run = sporadic_run(step_size=ADAM_STEP, local_steps="1-5", optimizer="Adam")
+    assert isinstance(run.problem, Quadratic)
+    network = run.network
+    quadratics = zip(run.problem.H.numpy(), run.problem.c.numpy(), strict=True)
+    clients = [WrittenOut(h, centre) for h, centre in quadratics]
+    found = states([run], 150)
+    rounds = range(151)
+    computes = run.availability.computes(rounds)
+    used_links = run.availability.links(rounds).pull
+    ends = block_ends(run.availability, rounds)
+    for k in range(1, 151):
+        for client in np.flatnonzero(computes[k - 1]):
+            clients[client].local_step()
+        for client in np.flatnonzero(ends[k]):
+            clients[client].end_block()
+        x = np.stack([client.x for client in clients])
+        y = np.stack([client.y for client in clients])
+        for link in np.flatnonzero(used_links[k]):
+            receiver = network.receivers[link]
+            sender = network.senders[link]
+            clients[receiver].x += network.a[link] * (x[sender] - x[receiver])
+            clients[receiver].y += network.b[link] * y[sender]
+            clients[sender].y -= network.b[link] * y[sender]
+        for name in ("x", "y", "c"):
+            expected = np.stack([getattr(client, name) for client in clients])
+            assert np.abs(getattr(found[k], name).numpy() - expected).max() < 1e-10, (k, name)
+
+
 # --- relatives -----------------------------------------------------------------------------------
 def test_one_block_length_and_all_active_is_k_gt() -> None:
     network = Network.draw(graphs.ErdosRenyi(5, 0.5), seed=2)

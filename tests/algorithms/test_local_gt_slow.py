@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from spodgt.algorithms import method
+from spodgt.algorithms import Cosine, method
 from spodgt.network import Network, graphs
 from spodgt.participation import Bernoulli
 from spodgt.problems import Quadratic
@@ -22,8 +22,10 @@ pytestmark = pytest.mark.slow
 CLIENTS = 10
 ROUNDS = 12_000
 SHORT = 8_000
+ADAM = 10_500  # rounds: 1,000 blocks of 10.5 steps
 MOMENTUM = {"name": "SGD", "momentum": 0.9}
 SPREAD = np.geomspace(0.1 / 30, 0.1, CLIENTS).tolist()  # step sizes 30 times apart
+COSINE = Cosine(0.003, ADAM, end=3e-7)
 DELAYS = Time(
     compute={"kind": "lognormal", "median": 0.1, "sigma": 0.6},
     latency={"kind": "uniform", "low": 0.0, "high": 0.6},
@@ -58,17 +60,20 @@ def worst_error(runs: list[Run], x: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize(
-    ("fields", "limit"),
+    ("fields", "rounds", "limit"),
     [
-        ({"step_size": 0.1}, 1e-8),
-        ({"step_size": 0.02, "optimizer": MOMENTUM}, 1e-8),
-        ({"step_size": SPREAD}, 1e-8),
+        ({"step_size": 0.1}, ROUNDS, 1e-8),
+        ({"step_size": 0.02, "optimizer": MOMENTUM}, ROUNDS, 1e-8),
+        ({"step_size": SPREAD}, ROUNDS, 1e-8),
+        ({"step_size": COSINE, "optimizer": "Adam"}, ADAM, 1e-6),
     ],
-    ids=["SGD", "momentum", "step sizes 30 times apart"],
+    ids=["SGD", "momentum", "step sizes 30 times apart", "Adam"],
 )
-def test_worst_client_reaches_the_optimum(fields: dict[str, Any], limit: float) -> None:
+def test_worst_client_reaches_the_optimum(
+    fields: dict[str, Any], rounds: int, limit: float
+) -> None:
     runs = sporadic_runs(**fields)
-    state = final(runs, ROUNDS)
+    state = final(runs, rounds)
     assert worst_error(runs, state.x) < limit
     for number in range(len(runs)):
         rows = slice(number * CLIENTS, (number + 1) * CLIENTS)
@@ -77,17 +82,21 @@ def test_worst_client_reaches_the_optimum(fields: dict[str, Any], limit: float) 
 
 
 @pytest.mark.parametrize(
-    ("fields", "limit"),
+    ("fields", "rounds", "limit"),
     [
-        ({"step_size": 0.1}, 1e-8),
-        ({"step_size": 0.02, "optimizer": MOMENTUM}, 1e-8),
+        ({"step_size": 0.1}, SHORT, 1e-8),
+        ({"step_size": 0.02, "optimizer": MOMENTUM}, SHORT, 1e-8),
+        ({"step_size": SPREAD}, ROUNDS, 1e-8),
+        ({"step_size": COSINE, "optimizer": "Adam"}, ADAM, 1e-6),
     ],
-    ids=["SGD", "momentum"],
+    ids=["SGD", "momentum", "step sizes 30 times apart", "Adam"],
 )
-def test_late_messages_do_not_move_the_limit(fields: dict[str, Any], limit: float) -> None:
+def test_late_messages_do_not_move_the_limit(
+    fields: dict[str, Any], rounds: int, limit: float
+) -> None:
     """In virtual time; conservation there is tested in test_local_gt.py."""
     run = sporadic_runs(**fields)[0]
     world = EventWorld([run], DELAYS, dtype=torch.float64)
     state = world.init()
-    state = world.advance(state, range(1, SHORT + 1))
+    state = world.advance(state, range(1, rounds + 1))
     assert worst_error([run], state[0]) < limit
