@@ -182,7 +182,7 @@ EPS = 1e-8
 
 
 class WrittenOut:
-    """One client of the recursion with Adam, in NumPy, as `local_gt.py` and docs/explanation/join.md state it."""
+    """One client of the recursion with Adam, in NumPy."""
 
     def __init__(self, h: np.ndarray, centre: np.ndarray) -> None:
         self.h = h
