@@ -1,11 +1,11 @@
 """The execution engine: whether compiled loops are used, and how they are compiled.
 
-`auto` (the default) uses compiled loops where they apply: CPU tensors in single or double precision.
-`plain` runs `Algorithm.step` and the modules as written, in PyTorch and NumPy. Every compiled loop has a
-plain equivalent.
+`auto` (the default) uses compiled loops where they apply: CPU tensors in single or double
+precision. `plain` runs `Algorithm.step` and the modules as written, in PyTorch and NumPy. Every
+compiled loop has a plain equivalent.
 
-Modules with loops import numba when they are imported. They are imported inside the functions that call
-them, so a process that uses no loop does not pay for numba (0.4 s and 100 MB).
+Modules with loops import numba when they are imported. They are imported inside the functions that
+call them, so a process that uses no loop does not pay for numba (0.4 s and 100 MB).
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def use_engine(name: str) -> Iterator[None]:
 def use_loops(enabled: bool) -> Iterator[None]:
     """If `enabled` is False, use PyTorch and NumPy in place of compiled loops until the block ends.
 
-    Unlike the plain engine, linear models keep their gradients in closed form. Peers with one small model
-    save the memory of numba, which is not imported.
+    Unlike the plain engine, linear models keep their gradients in closed form. Peers with one small
+    model save the memory of numba, which is not imported.
     """
     with _set(_loops_off, _loops_off.get() or not enabled):
         yield
@@ -128,22 +128,22 @@ def _is_installed(package: str) -> bool:
 def compiled_loop(function: Loop) -> Loop:
     """Decorator: compile a loop with numba when it is first called.
 
-    No fast-math flags: results are the same on every CPU and in every caller, and NaN and infinity stay
-    visible.
+    No fast-math flags: results are the same on every CPU and in every caller, and NaN and infinity
+    stay visible.
     """
     return _compile(function, fastmath=False)
 
 
 def compiled_dot_product(function: Loop) -> Loop:
-    """Decorator: compile a sum of products whose order the compiler may change, so that it is vectorized."""
+    """Decorator: compile a sum of products; the compiler may reorder and vectorize it."""
     return _compile(function, fastmath={"reassoc"})
 
 
 def cache_directory() -> Path:
     """Where machine code is kept: one folder for each version of the loops' source code.
 
-    numba itself compares the time stamp of the file that holds a loop, but not of the files with the
-    loops that it calls. NUMBA_CACHE_DIR replaces the user's cache folder.
+    numba itself compares the time stamp of the file that holds a loop, but not of the files with
+    the loops that it calls. NUMBA_CACHE_DIR replaces the user's cache folder.
     """
     given = os.environ.get("NUMBA_CACHE_DIR")
     parent = Path(given) if given else platformdirs.user_cache_path("spodgt")
@@ -152,7 +152,7 @@ def cache_directory() -> Path:
 
 @contextmanager
 def announce_compilation(announce: Callable[[], None]) -> Iterator[None]:
-    """Call `announce` once if a loop is compiled, not loaded from the cache, before the block ends."""
+    """Call `announce` once if this block compiles a loop, instead of loading it from the cache."""
     before = _cache_misses()
     finished = threading.Event()
 

@@ -17,7 +17,7 @@ _SLICE = 2**20  # numbers of a large vector that are handled at once
 
 
 def slices(n: int) -> Iterator[slice]:
-    """Ranges that cover n numbers: large vectors are handled in parts, without large temporaries."""
+    """Ranges that cover n numbers, so that large vectors are handled in parts."""
     for start in range(0, n, _SLICE):
         yield slice(start, min(start + _SLICE, n))
 

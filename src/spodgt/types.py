@@ -126,15 +126,7 @@ class Problem(Protocol):
     def clients(self) -> int: ...
     @property
     def parameters(self) -> int: ...
-    @property
-    def work(self) -> float: ...  # multiplications in one `full` call of all clients
-    @property
-    def metrics(self) -> Mapping[str, Better]: ...  # what `evaluate` returns besides the loss
-    @property
-    def private(self) -> int: ...  # number of private columns, the last ones of `statistics`
-    def draw(self: P, seed: int) -> P: ...  # the problem of one run, with its random partition
     def start(self, seed: int) -> Tensor: ...  # (clients, parameters) initial models
-    def statistics(self, seed: int) -> Tensor: ...  # (clients, columns), mostly no columns
     def join(self: P, others: Sequence[P]) -> P: ...  # several runs in one batch, this one first
     def to(self: P, device: torch.device, dtype: torch.dtype) -> P: ...
     def grad(self, x: Tensor, batches: Minibatches) -> Tensor: ...  # at x (n, columns)
@@ -147,3 +139,21 @@ class Problem(Protocol):
                 models: the test data of all clients.
         """
         ...
+
+    @property
+    def metrics(self) -> Mapping[str, Better]:
+        """The metrics that `evaluate` returns besides the loss."""
+        return {}
+
+    @property
+    def private(self) -> int:
+        """The number of private columns, the last ones of `statistics`."""
+        return 0
+
+    def statistics(self, seed: int) -> Tensor:
+        """(clients, columns) running statistics and private columns of the initial models."""
+        return torch.empty(self.clients, 0)
+
+    def draw(self: P, seed: int) -> P:
+        """The problem of one run, with its random partition."""
+        return self

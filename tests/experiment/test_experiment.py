@@ -436,3 +436,17 @@ def test_experiment_warns_of_deprecated_names() -> None:
         assert experiment.undivided is experiment.base_problem
     with pytest.warns(DeprecationWarning, match=r"Experiment\.beside is .*\.resolve_relative_to"):
         assert experiment.beside(Path(".")) is experiment
+
+
+@pytest.mark.parametrize("name", ["portable", "sources", "code_files"])
+def test_experiment_warns_of_properties_that_are_functions(name: str) -> None:
+    experiment = Experiment(problem=RandomQuadratic(3))
+    with pytest.warns(DeprecationWarning, match=rf"Experiment\.{name} is .*spodgt\.experiment\."):
+        value = getattr(experiment, name)
+    assert value in (True, {})
+
+
+def test_experiment_warns_of_a_method_that_is_a_function() -> None:
+    experiment = Experiment(Ring(3), problem=RandomQuadratic(3))
+    with pytest.warns(DeprecationWarning, match=r"Experiment\.check is .*check_files"):
+        experiment.check()

@@ -18,6 +18,7 @@ import spodgt
 from spodgt.algorithms import describe
 from spodgt.errors import InvalidConfig, InvalidInput
 from spodgt.experiment import Experiment
+from spodgt.experiment.checks import is_portable
 
 METHOD = '''
 from dataclasses import dataclass
@@ -180,7 +181,7 @@ def test_a_saved_config_resumes_its_own_run(project: Path, cli: Any) -> None:
 
 def test_cells_of_a_sweep_run_it_in_worker_processes(project: Path) -> None:
     tables = Experiment.read("run.toml")
-    assert tables.portable
+    assert is_portable(tables)
     (project / "sweep.toml").write_text(CONFIG + '\n[sweep]\n"network.radius" = [0.8, 0.9]\n')
     ended = subprocess.run(
         [sys.executable, "-m", "spodgt", "sweep", "sweep.toml", "--out", "cells", "--workers", "2"],
@@ -230,7 +231,7 @@ def test_a_function_of_a_file_is_a_key_of_configs(project: Path) -> None:
     assert Experiment.parse(experiment.to_dict()).methods == experiment.methods
     (method,) = experiment.methods
     assert method.schedule.at(5) == pytest.approx(0.1)  # type: ignore[attr-defined]
-    assert experiment.portable
+    assert is_portable(experiment)
     assert "source of steps.py:decay" in experiment.sources
 
 

@@ -188,7 +188,9 @@ def literal_gradients(module: nn.Module, problem: Learning, x: Tensor) -> Tensor
         own = copy.deepcopy(module).to(x.dtype).train()
         parameters = list(own.parameters())
         nn.utils.vector_to_parameters(x[client, : problem.parameters].clone(), parameters)
-        inputs, targets = problem.data.batch(problem.client_indices[client], x.device, x.dtype)
+        inputs, targets = problem.data.samples.batch(
+            problem.client_indices[client], x.device, x.dtype
+        )
         with seeded(int(noise[client] >> np.uint64(1))):
             LOSS(own(inputs), targets).backward()
         gradients = [p.grad for p in parameters if p.grad is not None]
@@ -253,7 +255,9 @@ def test_running_statistics_are_those_of_a_literal_loop(build: Callable[[], nn.M
         gradients = problem.grad(x, minibatches())
         for client, own in enumerate(literal):
             own.zero_grad()
-            inputs, targets = problem.data.batch(problem.client_indices[client], x.device, x.dtype)
+            inputs, targets = problem.data.samples.batch(
+                problem.client_indices[client], x.device, x.dtype
+            )
             LOSS(own(inputs), targets).backward()
             expected = nn.utils.parameters_to_vector(
                 [p.grad for p in own.parameters() if p.grad is not None]

@@ -20,6 +20,7 @@ from spodgt.algorithms.base import Algorithm
 from spodgt.algorithms.compose.running_mean import RunningMean
 from spodgt.errors import InvalidInput
 from spodgt.experiment import Experiment
+from spodgt.experiment.checks import is_portable
 from spodgt.network import Network
 from spodgt.participation import Always, Bernoulli, Participation
 from spodgt.problems import Quadratic
@@ -443,7 +444,7 @@ def test_a_config_chooses_virtual_time() -> None:
     experiment = Experiment.parse(tables)
     assert experiment.rounds == 100
     assert Experiment.parse(experiment.to_dict()).to_dict() == experiment.to_dict()
-    assert experiment.portable
+    assert is_portable(experiment)
     slower = experiment.override({"time.compute": 0.04})
     assert slower.rounds == 50
     assert json.loads(json.dumps(slower.to_dict()))["time"]["latency"]["mean"] == 0.1

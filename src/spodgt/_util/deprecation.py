@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from functools import wraps
+from functools import partial, wraps
 from importlib import import_module
 from typing import Any, ParamSpec, TypeVar
 
@@ -56,6 +56,40 @@ class RenamedAttribute:
         class_name = type(instance).__name__
         warn_renamed(f"{class_name}.{self.old}", f"{class_name}.{self.new}", stacklevel=3)
         return getattr(instance, self.new)
+
+
+class MovedProperty:
+    """A deprecated property that is a function of the object now.
+
+    Args:
+        function: The function, "package.module.name".
+    """
+
+    def __init__(self, function: str) -> None:
+        self.function = function
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        return self._import(instance)(instance)
+
+    def _import(self, instance: object) -> Callable[[object], Any]:
+        warn_renamed(f"{type(instance).__name__}.{self.name}", self.function, stacklevel=4)
+        module, name = self.function.rsplit(".", 1)
+        function: Callable[[object], Any] = getattr(import_module(module), name)
+        return function
+
+
+class MovedMethod(MovedProperty):
+    """A deprecated method without arguments that is a function of the object now."""
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        return partial(self._import(instance), instance)
 
 
 def renamed_argument(old: str, new: str) -> Callable[[Callable[P, T]], Callable[P, T]]:

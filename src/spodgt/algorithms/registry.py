@@ -222,8 +222,8 @@ def method(name: str | Algorithm, **fields: Any) -> Algorithm:
     Args:
         name: The name, "file.py:Class" for a method in a file of yours, or an instance, of which
             `fields` are changed.
-        fields: Hyperparameters of the method. `step_size` may be a number, one per client (a list in
-            the order of the network's clients, or a dict by name), a schedule or its config
+        fields: Hyperparameters of the method. `step_size` may be a number, one per client (a list
+            in the order of the network's clients, or a dict by name), a schedule or its config
             `{"schedule": "inverse-sqrt", "start": 0.1}`, or a function of the round, from 1. Every
             method also takes the keywords of `LAYERS`: local_steps, compress, weights,
             clip_tracker, adam, optimizer, weight_decay, momentum, l2, clip_gradient, running_mean.

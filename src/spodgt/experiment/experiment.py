@@ -14,10 +14,8 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from typing_extensions import Unpack
 
-from spodgt._util.deprecation import RenamedAttribute
-from spodgt.algorithms import is_installed, user_code
+from spodgt._util.deprecation import MovedMethod, MovedProperty, RenamedAttribute
 from spodgt.algorithms.base import Algorithm
-from spodgt.code_references import UserObject
 from spodgt.errors import InvalidConfig, InvalidInput
 from spodgt.experiment import toml
 from spodgt.experiment.join import join_clients
@@ -30,7 +28,7 @@ from spodgt.experiment.run_options import (
     RunOptions,
     read_seeds,
 )
-from spodgt.experiment.sections import read_sections
+from spodgt.experiment.sections import read_sections, section_table
 from spodgt.experiment.toml import SECTIONS, Table, checksum
 from spodgt.network import GraphRecipe, Network, as_network, check_network
 from spodgt.network.graphs import RandomGeometric
@@ -38,7 +36,6 @@ from spodgt.participation import (
     Always,
     Beta,
     Participation,
-    TraceFile,
     as_availability,
     check_participation,
 )
@@ -48,7 +45,6 @@ from spodgt.problems.python_problem import PythonProblem
 from spodgt.runtimes.events.durations import Time
 from spodgt.runtimes.world import Draw
 from spodgt.types import Availability, Problem
-from spodgt.validation import to_table
 
 _SWEEP_KEYS = ("title", "base", "figure", "paper", "sweep")  # of files of `spodgt sweep`
 
@@ -133,38 +129,21 @@ class Experiment:
         the keys of the old kind.
         """
         sections = {name.split(".")[0] for name in changes}
-        tables = {name: self._table(name) for name in SECTIONS if name in sections}
+        tables = {name: section_table(self, name) for name in SECTIONS if name in sections}
         changed = toml.change_keys(tables, changes)
         if "run" in tables and not changes.keys() & {"run", "run.methods"}:
             changed["run"]["methods"] = self.run.methods  # objects of Python are not converted
         return replace(self, **read_sections(changed))
 
-    def _table(self, section: str) -> Table:
-        """One section of the config."""
-        if section == "run":
-            return self.run.to_dict()
-        if section == "network":
-            return toml.network_table(self.network, self.weights)
-        if section == "participation":
-            return toml.describe_recipe(self.participation)
-        if section == "problem":
-            return toml.problem_table(self.problem)
-        return {} if self.time is None else to_table(self.time)
-
     def to_dict(self) -> dict[str, Table]:
         """The tables of a config that `parse` reads; objects of Python are described only."""
-        tables = {name: self._table(name) for name in SECTIONS}
+        tables = {name: section_table(self, name) for name in SECTIONS}
         if self.time is None:
             del tables["time"]
         tables["run"].pop("workers", None)  # results do not depend on it
         if self.x0 is not None:
             tables["run"]["x0"] = {"kind": toml.GIVEN, "checksum": checksum(self.x0)}
         return tables
-
-    @property
-    def portable(self) -> bool:
-        """Whether another process can create it from its tables, without objects of this script."""
-        return toml.is_rerunnable(self.to_dict()) and all(map(is_installed, self.methods))
 
     # --- Python ----------------------------------------------------------------------------------
     @classmethod
@@ -238,38 +217,6 @@ class Experiment:
             network = replace(network, names=tuple(names))
         return network, as_availability(self.participation, network, seed)
 
-    def check(self) -> None:
-        """Read the files and data that it names, so that missing ones raise now."""
-        _ = self.network.clients
-        _ = self.base_problem
-        if isinstance(self.participation, TraceFile):
-            _ = self.participation.trace
-
-    @property
-    def sources(self) -> dict[str, str]:
-        """Checksums of the user's code that it names."""
-        digests = {}
-        if isinstance(self.problem, PythonProblem):
-            digests[f"source of {self.problem.build}"] = self.problem.digest
-        for reference, found in self._user_code().items():
-            digests[f"source of {reference}"] = found.digest
-        return digests
-
-    @property
-    def code_files(self) -> dict[str, Path]:
-        """Files with the user's code that it names, by their references "file.py:name"."""
-        files = {reference: found.file for reference, found in self._user_code().items()}
-        if isinstance(self.problem, PythonProblem):
-            files[self.problem.build] = self.problem.file
-        return {reference: file for reference, file in files.items() if file is not None}
-
-    def _user_code(self) -> dict[str, UserObject]:
-        """Methods and step sizes of the user, by their references."""
-        found: dict[str, UserObject] = {}
-        for algorithm in self.methods:
-            found.update(user_code(algorithm))
-        return found
-
     @cached_property
     def base_problem(self) -> Problem:
         """The problem before a seed partitions its data; data are loaded once."""
@@ -288,6 +235,10 @@ class Experiment:
         return problem.with_autocast()
 
     # Deprecated names, removed in the next release.
+    check = MovedMethod("spodgt.experiment.checks.check_files")
+    portable = MovedProperty("spodgt.experiment.checks.is_portable")
+    sources = MovedProperty("spodgt.experiment.user_code.code_checksums")
+    code_files = MovedProperty("spodgt.experiment.user_code.code_files")
     beside = RenamedAttribute("resolve_relative_to")
     undivided = RenamedAttribute("base_problem")
 

@@ -67,7 +67,7 @@ class FullGradients:
         total = 0.0
         for start in range(0, len(indices), block):
             part = indices[start : start + block]
-            inputs, targets = self.data.batch(part, x.device, x.dtype)
+            inputs, targets = self.data.samples.batch(part, x.device, x.dtype)
             weight = objective.total_weight(targets, len(part)) / client_weight
             total += weight
             if weight:

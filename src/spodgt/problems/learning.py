@@ -27,6 +27,7 @@ from spodgt.problems.data.client_sources import read_client_data
 from spodgt.problems.data.client_weights import EQUAL, SAMPLES, ClientWeights
 from spodgt.problems.data.evaluation_data import EvaluationData
 from spodgt.problems.data.holdout import DEFAULT_FRACTION, Holdout, check_fraction
+from spodgt.problems.data.labels import class_counts
 from spodgt.problems.data.readers import Clients, Reader, Source
 from spodgt.problems.data.samples import ClientIndices, Collate, Samples
 from spodgt.problems.evaluation import Evaluator
@@ -50,6 +51,7 @@ from spodgt.problems.protocols import (
     HasModel,
     HasSamples,
     HasValidation,
+    HasWork,
     LinearData,
     PreparesGradients,
 )
@@ -67,6 +69,7 @@ class Learning(
     HasModel,
     HasSamples,
     HasValidation,
+    HasWork,
     CompiledGradient,
     PreparesGradients,
 ):
@@ -377,7 +380,7 @@ class Learning(
 
     def labels(self) -> Ints | None:
         """(clients, classes) samples of each class; None if targets are not classes."""
-        return self.data.class_counts()
+        return class_counts(self.data)
 
     def batches(self, rows: Ints) -> Ints:
         return self.data.batch_sizes(rows)

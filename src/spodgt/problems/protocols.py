@@ -21,6 +21,14 @@ class HasOptimum(Protocol):
 
 
 @runtime_checkable
+class HasWork(Protocol):
+    """A problem with a known cost of its full gradients."""
+
+    @property
+    def work(self) -> float: ...  # multiplications in one `full` call of all clients
+
+
+@runtime_checkable
 class HasIdentity(Protocol):
     """A problem that is compared with another when a run is resumed."""
 

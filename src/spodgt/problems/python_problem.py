@@ -183,8 +183,8 @@ class PythonProblem:
             members = vars(found.module).items()
             functions = [key for key, value in members if inspect.isfunction(value)]
             raise InvalidInput(
-                f"{self._key} must name a function, but {found.file or where} has none of that name; "
-                f"{choices(name, functions)}"
+                f"{self._key} must name a function, but {found.file or where} has none of that "
+                f"name; {choices(name, functions)}"
             )
         return _Code(found.value, found.file, found.digest)
 

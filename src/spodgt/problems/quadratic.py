@@ -6,7 +6,7 @@ F_i(x) = ½ (x - c_i)ᵀ H_i (x - c_i),    F = mean_i F_i
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from spodgt import rng
 from spodgt.errors import InvalidInput
-from spodgt.problems.protocols import HasIdentity, HasOptimum
-from spodgt.types import Better, Evaluation, Ints, Minibatches, Problem
+from spodgt.problems.protocols import HasIdentity, HasOptimum, HasWork
+from spodgt.types import Evaluation, Ints, Minibatches, Problem
 
 Numbers = Tensor | ArrayLike
 _ROUNDING = 1e-6  # relative to the largest number: how symmetric and how positive H must be
@@ -37,7 +37,7 @@ def _to_tensor(given: Numbers, name: str) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False, init=False)
-class Quadratic(Problem, HasOptimum, HasIdentity):
+class Quadratic(Problem, HasOptimum, HasIdentity, HasWork):
     """One quadratic per client, with gradients that may be noisy."""
 
     H: Tensor  # (clients, parameters, parameters)
@@ -151,22 +151,8 @@ class Quadratic(Problem, HasOptimum, HasIdentity):
             ) from None
         return x.to(self.H.device)
 
-    def draw(self, seed: int) -> Quadratic:
-        return self
-
     def start(self, seed: int) -> Tensor:
         return torch.zeros(self.clients, self.parameters, dtype=self.c.dtype)
-
-    @property
-    def metrics(self) -> Mapping[str, Better]:
-        return {}
-
-    @property
-    def private(self) -> int:
-        return 0
-
-    def statistics(self, seed: int) -> Tensor:
-        return torch.empty(self.clients, 0)
 
     def join(self, others: Sequence[Quadratic]) -> Quadratic:
         problems = [self, *others]

@@ -1,4 +1,4 @@
-"""Several runs as one: the disjoint union of their networks, and the active clients of their rounds.
+"""Several runs as one: the disjoint union of their networks, and the active clients of rounds.
 
 Runs of one method (several seeds, networks or partitions) are computed together; methods do not
 notice.

@@ -215,8 +215,8 @@ class Connection:
             asyncio.run_coroutine_threadsafe(opening, loop).result(_START_SECONDS)
         except (RuntimeError, TimeoutError):
             raise Failed(
-                f"{self.name} cannot listen at {address}; end the process that uses it, or change the "
-                "address with spodgt peer set."
+                f"{self.name} cannot listen at {address}; end the process that uses it, or change "
+                "the address with spodgt peer set."
             ) from None
         self._worker = threading.Thread(
             target=self.exchange.run, name="spodgt-exchange", daemon=True
@@ -317,8 +317,8 @@ def check_layout(manifest: Manifest, layout: RowLayout) -> None:
     difference = layout.difference(RowLayout.from_table(table))
     if difference:
         raise InvalidInput(
-            f"model differs from the manifest: {difference}; use the same model at every site, or make "
-            "a new run with spodgt peer init --script."
+            f"model differs from the manifest: {difference}; use the same model at every site, or "
+            "make a new run with spodgt peer init --script."
         )
 
 

@@ -110,7 +110,8 @@ class Correction:
                 parameter.grad = gradient
             if gradient.is_sparse:
                 raise InvalidInput(
-                    "a gradient is sparse, which cannot be corrected; use sparse=False in embeddings."
+                    "a gradient is sparse, which cannot be corrected; use sparse=False in "
+                    "embeddings."
                 )
             if self.weight != 1.0:
                 gradient.mul_(self.weight)

@@ -84,8 +84,8 @@ def check_parameters(row: ModelRow, optimizer: Optimizer) -> None:
         for parameter in group["params"]:
             if id(parameter) not in joined and parameter.requires_grad:
                 raise InvalidInput(
-                    f"optimizer holds a parameter of shape {tuple(parameter.shape)} that is not in model; "
-                    "pass a module that contains all trained parameters."
+                    f"optimizer holds a parameter of shape {tuple(parameter.shape)} that is not in "
+                    "model; pass a module that contains all trained parameters."
                 )
 
 
@@ -178,8 +178,8 @@ class OptimizerHooks:
             calls += 1
             if calls > 1:
                 raise Failed(
-                    f"{type(optimizer).__name__} evaluates its closure more than once in a step, so it "
-                    "cannot be corrected; use SGD, Adam or AdamW."
+                    f"{type(optimizer).__name__} evaluates its closure more than once in a step, "
+                    "so it cannot be corrected; use SGD, Adam or AdamW."
                 )
             loss = closure()
             self._before_gradient_use()
@@ -218,8 +218,8 @@ class OptimizerHooks:
         self.notify("the gradient is not finite; the step was skipped")
         if self._skipped_in_a_row >= _BAD_STEPS:
             raise Failed(
-                f"{self._skipped_in_a_row} gradients in a row were not finite, none was used or sent; "
-                "check the data of this site, or use a smaller learning rate."
+                f"{self._skipped_in_a_row} gradients in a row were not finite, none was used or "
+                "sent; check the data of this site, or use a smaller learning rate."
             )
         return result
 
@@ -236,16 +236,16 @@ class OptimizerHooks:
             self._ran = False
             if not has_run:
                 raise Failed(
-                    "the hooks of spodgt.join were removed from the optimizer; join again after the "
-                    "code that removes them."
+                    "the hooks of spodgt.join were removed from the optimizer; join again after "
+                    "the code that removes them."
                 )
             return
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if id(parameter) in self._parameters:
                     raise Failed(
-                        f"another optimizer ({type(optimizer).__name__}) steps parameters of the joined "
-                        "model; pass that optimizer to spodgt.join."
+                        f"another optimizer ({type(optimizer).__name__}) steps parameters of the "
+                        "joined model; pass that optimizer to spodgt.join."
                     )
 
 

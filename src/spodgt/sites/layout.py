@@ -86,7 +86,8 @@ class RowLayout:
             buffers = _specs_of(table["buffers"])
         except (KeyError, TypeError, ValueError):
             raise InvalidInput(
-                "the layout of the manifest has another form; make it with spodgt peer init --script."
+                "the layout of the manifest has another form; make it with spodgt peer init "
+                "--script."
             ) from None
         return cls(parameters, buffers, str(table.get("frozen", "")))
 
@@ -102,8 +103,8 @@ class RowLayout:
                 return f"it has {len(own)} {what}, {len(theirs)} were expected"
         if self.frozen != other.frozen:
             return (
-                "its parameters without gradient have other values, shapes or dtypes (for random ones call "
-                "torch.manual_seed before the model is made)"
+                "its parameters without gradient have other values, shapes or dtypes (for random "
+                "ones call torch.manual_seed before the model is made)"
             )
         return ""
 
@@ -238,20 +239,20 @@ def check_unchanged(row: ModelRow, model: nn.Module) -> None:
     for spec, parameter in pairs:
         if id(parameter) not in trained:
             raise InvalidInput(
-                f"parameter {spec.name} was frozen or replaced after spodgt.join; freeze it, or load with "
-                "assign=True, before joining."
+                f"parameter {spec.name} was frozen or replaced after spodgt.join; freeze it, or "
+                "load with assign=True, before joining."
             )
         if _dtype(parameter) != spec.dtype:
             raise InvalidInput(
-                f"parameter {spec.name} is {_dtype(parameter)} now, it was {spec.dtype} at spodgt.join; "
-                "use torch.autocast for mixed precision."
+                f"parameter {spec.name} is {_dtype(parameter)} now, it was {spec.dtype} at "
+                "spodgt.join; use torch.autocast for mixed precision."
             )
     joined = {id(parameter) for parameter in row.parameters}
     for key, name in trained.items():
         if key not in joined:
             raise InvalidInput(
-                f"parameter {name} was unfrozen or added after spodgt.join; do it before joining, in a new "
-                "run, or freeze it with requires_grad_(False)."
+                f"parameter {name} was unfrozen or added after spodgt.join; do it before joining, "
+                "in a new run, or freeze it with requires_grad_(False)."
             )
 
 
@@ -294,8 +295,9 @@ def _named_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def _check_parameter(name: str, parameter: nn.Parameter) -> None:
     if type(parameter.data) is not Tensor:
         raise InvalidInput(
-            f"parameter {name} is a {type(parameter.data).__name__}, which is sharded or quantized; "
-            "use DistributedDataParallel instead of FSDP or ZeRO, and train plain tensors or adapters."
+            f"parameter {name} is a {type(parameter.data).__name__}, which is sharded or "
+            "quantized; use DistributedDataParallel instead of FSDP or ZeRO, and train plain "
+            "tensors or adapters."
         )
     if isinstance(parameter, nn.parameter.UninitializedParameter):
         raise InvalidInput(f"parameter {name} is not initialized; run the model once before join.")

@@ -92,12 +92,12 @@ def match_parameters(row: ModelRow, held: Iterable[nn.Parameter]) -> Sequence[nn
                 break
         else:
             raise InvalidInput(
-                f"the optimizer of the ClientApp holds no copy of parameter {name} with the values that "
-                "were sent; load all arrays of the message before the first step."
+                f"the optimizer of the ClientApp holds no copy of parameter {name} with the values "
+                "that were sent; load all arrays of the message before the first step."
             )
     if free:
         raise InvalidInput(
-            f"the optimizer of the ClientApp holds a parameter of shape {tuple(free[0].shape)} that is "
-            "not in model; give run_client_app the same model."
+            f"the optimizer of the ClientApp holds a parameter of shape {tuple(free[0].shape)} "
+            "that is not in model; give run_client_app the same model."
         )
     return matched

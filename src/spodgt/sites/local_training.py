@@ -101,8 +101,9 @@ class LocalTraining:
             x = self.row.read()
             if not bool(torch.isfinite(x.sum())):
                 raise Failed(
-                    f"the model of {connection.name} holds NaN or infinity; nothing of this block was sent. "
-                    "Start again: the site continues from its last exchange. Use a smaller learning rate."
+                    f"the model of {connection.name} holds NaN or infinity; nothing of this block "
+                    "was sent. Start again: the site continues from its last exchange. Use a "
+                    "smaller learning rate."
                 )
             connection.submit(Block(x, mean_gradient, steps))
             self._blocks += 1

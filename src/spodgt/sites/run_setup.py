@@ -56,7 +56,8 @@ def read_layout(script: Path, arguments: Sequence[str] = (), seconds: float = 60
             )
         except subprocess.TimeoutExpired:
             raise InvalidInput(
-                f"{script} did not reach spodgt.join within {seconds:.0f} s; call it before the training."
+                f"{script} did not reach spodgt.join within {seconds:.0f} s; call it before the "
+                "training."
             ) from None
         if not target.exists():
             last_line = (done.stderr.strip().splitlines() or ["it printed no error"])[-1]

@@ -202,7 +202,8 @@ class Site:
                 connection.close()
         if error is None and connection is not None and self.steps == 0:
             warnings.warn(
-                "optimizer.step() was never called on the optimizer given to spodgt.join, so nothing was "
+                "optimizer.step() was never called on the optimizer given to spodgt.join, so "
+                "nothing was "
                 "learned here; pass the optimizer that the loop uses.",
                 stacklevel=2,
             )

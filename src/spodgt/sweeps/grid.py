@@ -25,6 +25,7 @@ import tomli_w
 
 from spodgt.errors import InvalidConfig
 from spodgt.experiment import Experiment, read_toml
+from spodgt.experiment.checks import is_portable
 from spodgt.experiment.toml import SECTIONS, Table
 from spodgt.record.sweep import Scale
 
@@ -82,7 +83,7 @@ class Spec:
 
     def to_toml(self) -> str:
         """The sweep as a file for `spodgt sweep`; empty if it holds Python objects."""
-        if not self.experiment.portable:
+        if not is_portable(self.experiment):
             return ""
         tables: Table = {}
         for key in _TEXTS:

@@ -21,7 +21,9 @@ from pathlib import Path
 
 from spodgt.errors import InvalidInput
 from spodgt.experiment import Experiment
+from spodgt.experiment.checks import check_files, is_portable
 from spodgt.experiment.toml import Table
+from spodgt.experiment.user_code import code_checksums
 from spodgt.record.record import is_complete
 from spodgt.record.run_folder import SWEEP, locked, plain, refuse_other_kind, write
 from spodgt.record.sweep import SOURCE, CellRecord, SweepRecord, collect, label
@@ -100,7 +102,7 @@ def plan(spec: Spec, folder: Path, cells_folder: Path | None = None) -> list[Cel
 def fingerprint(experiment: Experiment) -> str:
     """Twelve hexadecimal digits of a hash of the experiment and of the files that it names."""
     tables = experiment.to_dict()
-    text = json.dumps(plain(tables), sort_keys=True) + "".join(experiment.sources.values())
+    text = json.dumps(plain(tables), sort_keys=True) + "".join(code_checksums(experiment).values())
     for name in ("network", "participation"):
         # most name no file; a missing file is reported by `check`
         with contextlib.suppress(OSError, KeyError):
@@ -111,10 +113,10 @@ def fingerprint(experiment: Experiment) -> str:
 def check(spec: Spec) -> None:
     """Build the first cell, and every other value of every key once, to find errors early."""
     first = spec.points()[0]
-    spec.experiment.override(first).check()
+    check_files(spec.experiment.override(first))
     for key, values in spec.grid.items():
         for value in values[1:]:
-            spec.experiment.override({**first, key: value}).check()
+            check_files(spec.experiment.override({**first, key: value}))
 
 
 def run(
@@ -163,7 +165,7 @@ def run(
         check(spec)
     failures = _FailureCollector(on_event)
     with exclusive(folder), sigterm_as_interrupt():
-        is_portable = all(cell.experiment.portable for cell in pending)
+        is_portable = all(is_portable(cell.experiment) for cell in pending)
         pool = _create_executor(pending, backend, workers, is_portable)
         try:
             for cell in outdated:  # deleted only after all checks

@@ -21,6 +21,7 @@ from spodgt._util.deprecation import renamed_argument
 from spodgt.algorithms.base import Algorithm
 from spodgt.errors import Failed
 from spodgt.experiment import Experiment, ExperimentOptions
+from spodgt.experiment.checks import check_files, is_portable
 from spodgt.experiment.run_options import reject_unknown_options
 from spodgt.experiment.toml import Table
 from spodgt.network import GraphRecipe, Network
@@ -212,7 +213,7 @@ def tune_experiment(
     with exclusive(folder), sigterm_as_interrupt():
         experiments: dict[str, Experiment] = {}
         pool: JobExecutor = Inline(experiments)
-        if experiment.portable:
+        if is_portable(experiment):
             pool = executor(backend, min(workers or cores(), len(searches)))
         try:
             runner = _SearchRunner(
@@ -228,7 +229,7 @@ def tune_experiment(
 
 def _start_searches(experiment: Experiment, search: Search) -> list[MethodSearch]:
     """One search per method; raises InvalidInput if a run of its first candidates is invalid."""
-    experiment.check()
+    check_files(experiment)
     draw = experiment.draw(FIRST_SEED)
     problem = experiment.base_problem
     if isinstance(problem, HasValidation):

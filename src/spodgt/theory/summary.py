@@ -15,6 +15,7 @@ from spodgt.algorithms import ALGORITHMS
 from spodgt.algorithms.base import Rule, Schedule
 from spodgt.errors import Failed, InvalidInput
 from spodgt.problems import Quadratic
+from spodgt.problems.protocols import HasWork
 from spodgt.record.run_folder import plain
 from spodgt.runtimes.world import Draw
 from spodgt.theory.conditions import Condition, Start, conditions, rigorous_bound, theorem_terms
@@ -230,11 +231,12 @@ def _ignore(step: str) -> None:
 
 def _estimate(draw: Draw) -> Estimates:
     """Estimates from all samples, or from some of them if there are many."""
+    problem = draw.problem
+    work = problem.work if isinstance(problem, HasWork) else math.inf
     max_samples = None
-    work = draw.problem.work
     if work > _MAX_WORK:
         max_samples = int(_MAX_WORK / work * 64) + 64
-    return estimate(draw.problem, start=draw.start[0], seed=draw.seed, most=max_samples)
+    return estimate(problem, start=draw.start[0], seed=draw.seed, most=max_samples)
 
 
 def _start(setting: Setting, estimates: Estimates, pi: Floats) -> Start:

@@ -24,6 +24,7 @@ from spodgt.errors import DivergenceWarning, InvalidInput, StalledWarning, calle
 from spodgt.experiment import Experiment, ExperimentOptions, ProblemRecipe, RunOptions
 from spodgt.experiment.run_options import reject_unknown_options
 from spodgt.experiment.toml import Table
+from spodgt.experiment.user_code import code_checksums, code_files
 from spodgt.network import GraphRecipe, Network
 from spodgt.participation import Always, Participation
 from spodgt.record.run_folder import RunFolder, plain
@@ -36,6 +37,8 @@ from spodgt.runtimes.simulator import Simulator
 from spodgt.runtimes.world import Run, Runtime
 from spodgt.training.checkpoint import MAX_STATE_BYTES
 from spodgt.training.code_copies import copy_code
+from spodgt.training.comparison import Comparison
+from spodgt.training.comparison_files import ComparisonFiles
 from spodgt.training.executor import Executor
 from spodgt.training.loggers import Logger
 from spodgt.training.progress import Display, Progress, ProgressLog, create_display
@@ -181,12 +184,12 @@ def run(
             stopping=stop_rules(
                 experiment.run.stop_when,
                 experiment.run.keep,
-                executor.scores,
+                executor.comparison.scores,
                 has_callbacks=not all(isinstance(callback, Logger) for callback in callbacks),
             ),
             checkpoint_every=checkpoint_every,
         )
-        tables = plain(executor.config)
+        tables = plain(executor.comparison.config)
         with ExitStack() as stack:
             if isinstance(display, Display):
                 stack.enter_context(display)
@@ -194,7 +197,7 @@ def run(
             for callback in callbacks:
                 if isinstance(callback, Logger) and executor.runtime.is_main:
                     stack.enter_context(callback.logging(tables))
-            files = experiment.code_files
+            files = code_files(experiment)
             result = executor.execute(partial(_config_text, tables, files, out), resume=resume)
     _warn(result)
     return result
@@ -233,18 +236,11 @@ def _create_executor(
         workers=count_workers(options.workers, batches, runtime, settings),
         one_thread=uses_one_thread(options.workers, batches, settings),
     )
-    identity = experiment.sources
+    identity = code_checksums(experiment)
     if is_distributed or folder is not None:
         identity = {**identify(next(iter(batches.values()))), **identity}
-    return Executor(
-        batches,
-        draws,
-        settings,
-        runtime,
-        experiment.to_dict(),
-        identity,
-        folder,
-    )
+    comparison = Comparison(batches, draws, settings.schedule, experiment.to_dict(), identity)
+    return Executor(comparison, ComparisonFiles(comparison, folder), settings, runtime)
 
 
 def _warn(result: Result) -> None:

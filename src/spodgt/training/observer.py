@@ -20,7 +20,7 @@ from spodgt._util.deprecation import RenamedKey
 from spodgt.engine import fits_loops
 from spodgt.errors import Failed
 from spodgt.kernels.steps import State, rebuild
-from spodgt.problems.protocols import CompiledGradient
+from spodgt.problems.protocols import CompiledGradient, HasWork
 from spodgt.record import metrics
 from spodgt.runtimes.loop import MEETING, STRIDE, Stop
 from spodgt.runtimes.world import (
@@ -495,6 +495,8 @@ def _evaluates_gradient(problem: Problem, final: bool, requested: bool | None) -
     """Whether the global gradient is evaluated, too; by its cost if `requested` is None."""
     if requested is not None:
         return requested
+    if not isinstance(problem, HasWork):
+        return False
     if final:
         return problem.work <= _MAX_FINAL_GRADIENT_COST
     return problem.work <= _MAX_GRADIENT_COST

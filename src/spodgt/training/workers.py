@@ -21,12 +21,12 @@ import time
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.multiprocessing as mp
@@ -40,15 +40,14 @@ from spodgt.runtimes.loop import STRIDE, Stop, begin, run_rounds
 from spodgt.runtimes.world import Run, RunCheckpoint, Runtime
 from spodgt.thread_pool import thread_count
 from spodgt.training.checkpoint import MethodLog
+from spodgt.training.comparison import Comparison
+from spodgt.training.comparison_files import ComparisonFiles
 from spodgt.training.observer import Observer, ObserverCallbacks
 from spodgt.training.progress import Progress
 from spodgt.training.resume import group_by_round
 from spodgt.training.settings import ExecutionSettings, Interrupt
 from spodgt.training.stopping import STOP, Row, call_callbacks
 from spodgt.types import Problem
-
-if TYPE_CHECKING:
-    from spodgt.training.executor import Executor
 
 LOGS = "workers"  # the folder of the workers' logs, in the run folder
 _POLL_SECONDS = 0.2  # between two checks for Ctrl-C
@@ -162,12 +161,36 @@ class RunJob:
     def name(self) -> str:
         return f"{self.label} (seed {self.run.seed})"
 
+    def check_exit(self) -> None:
+        """Raise if a process ended without a result and without a request."""
+        assert self.process is not None
+        self.process.join()
+        code = self.process.exitcode or 0
+        if self.finished and code == 0:
+            if self.log_file.stat().st_size == 0:
+                self.log_file.unlink()
+            return
+        cause = f"exit code {code}"
+        if code < 0:
+            cause = signal.Signals(-code).name
+        if code == -signal.SIGKILL:
+            cause += " (often out of memory: use fewer workers)"
+        raise Failed(
+            f"the worker of {self.name} ended with {cause}; see {self.log_file}, "
+            "and run again with --resume."
+        )
+
 
 @dataclass(eq=False)
 class WorkerPool:
-    """Computes the methods of an executor in worker processes, and writes what they send."""
+    """Computes methods in worker processes, and writes what they send."""
 
-    executor: Executor
+    comparison: Comparison
+    files: ComparisonFiles
+    settings: ExecutionSettings
+    runtime: Runtime
+    interrupt: Interrupt
+    finish: Callable[[str], None]  # called with a method when all its runs have ended
     jobs: list[RunJob] = field(default_factory=list)
     running: dict[Connection, RunJob] = field(default_factory=dict)  # by the pipe to the process
     is_stopping: bool = False  # whether workers were requested to save and end
@@ -179,7 +202,7 @@ class WorkerPool:
             KeyboardInterrupt: after Ctrl-C, when all workers have saved.
             Failed: if a worker died; the other workers have saved.
         """
-        logs = _create_log_folder(self.executor.folder)
+        logs = _create_log_folder(self.files.folder)
         succeeded = False
         try:
             self._create_jobs(labels, logs)
@@ -190,55 +213,52 @@ class WorkerPool:
             raise
         finally:
             self._kill_workers()
-            self.executor.save(None)
-            if self.executor.folder is None and succeeded:
+            self.files.save(None)
+            if self.files.folder is None and succeeded:
                 shutil.rmtree(logs, ignore_errors=True)
             with contextlib.suppress(OSError):  # some logs are not empty
                 logs.rmdir()
 
     def _create_jobs(self, labels: Sequence[str], logs: Path) -> None:
         """Create a job for every run, and write its checkpoint to a file of its own."""
-        executor = self.executor
         for label in labels:
-            runs = executor.batches[label]
-            log = executor.logs[label]
-            group_by_round(log, runs, executor.settings.stop)  # raises if one cannot be continued
+            runs = self.comparison.batches[label]
+            log = self.comparison.logs[label]
+            group_by_round(log, runs, self.settings.stop)  # raises if one cannot be continued
             for number, run in enumerate(runs):
-                log_file = logs / f"{executor.file_stem(label)}-seed-{run.seed}.log"
+                log_file = logs / f"{self.files.file_stem(label)}-seed-{run.seed}.log"
                 job = RunJob(label, number, run, log_file)
-                job.finished = log.is_finished(number, executor.settings.stop)
+                job.finished = log.is_finished(number, self.settings.stop)
                 self.jobs.append(job)
-                if executor.folder is not None and number in log.checkpoints:
-                    file = log.extract(number, run.seed).to_file(executor.notes())
-                    executor.folder.save(file, executor.run_file(label, number))
-        executor.save(None)
+                if self.files.folder is not None and number in log.checkpoints:
+                    file = log.extract(number, run.seed).to_file(self.comparison.notes())
+                    self.files.folder.save(file, self.files.run_file(label, number))
+        self.files.save(None)
         for label in labels:
             self._finish_method(label)  # all its runs may have ended already
 
     def _run_jobs(self) -> None:
-        interrupt = self.executor.interrupt
         waiting = deque(job for job in self.jobs if not job.finished)
         while waiting or self.running:
-            if interrupt.requested:
+            if self.interrupt.requested:
                 raise KeyboardInterrupt
-            while waiting and len(self.running) < self.executor.settings.workers:
+            while waiting and len(self.running) < self.settings.workers:
                 self._start(waiting.popleft())
             self._receive()
 
     def _start(self, job: RunJob) -> None:
-        executor = self.executor
         context = mp.get_context("fork")
         receiver, sender = context.Pipe()
-        log = executor.logs[job.label].extract(job.number, job.run.seed)
+        log = self.comparison.logs[job.label].extract(job.number, job.run.seed)
         worker = Worker(
             run=job.run,
             log=log,
             log_file=job.log_file,
-            settings=executor.settings,
-            runtime=executor.runtime,
-            interrupt=executor.interrupt,
-            labels=executor.labels,
-            notes=executor.notes() if executor.folder is not None else None,
+            settings=self.settings,
+            runtime=self.runtime,
+            interrupt=self.interrupt,
+            labels=self.comparison.labels,
+            notes=self.comparison.notes() if self.files.folder is not None else None,
             connection=sender,
         )
         pipes = [receiver, *self.running]  # of the parent
@@ -251,8 +271,9 @@ class WorkerPool:
             job.process.start()
         sender.close()
         self.running[receiver] = job
-        if job.number in executor.logs[job.label].checkpoints:
-            executor.logs[job.label].take_checkpoint(job.number)  # it is in the worker's memory
+        if job.number in self.comparison.logs[job.label].checkpoints:
+            # it is in the worker's memory
+            self.comparison.logs[job.label].take_checkpoint(job.number)
 
     def _receive(self) -> None:
         """Handle one message of every worker that has sent some, and workers that have ended."""
@@ -262,7 +283,7 @@ class WorkerPool:
                 message = receiver.recv_bytes()
             except (EOFError, OSError):
                 receiver.close()
-                self._check_exit(self.running.pop(receiver))
+                self.running.pop(receiver).check_exit()
             else:
                 self._handle(receiver, message[:1], message[1:])
 
@@ -280,7 +301,7 @@ class WorkerPool:
 
     def _call_callbacks(self, connection: Connection, row: Row) -> None:
         """Call the user's callbacks, and answer a worker that waits for what they return."""
-        settings = self.executor.settings
+        settings = self.settings
         answer = _SAVE
         try:
             answer = _STOP if call_callbacks(settings.callbacks, row) else _CONTINUE
@@ -291,13 +312,12 @@ class WorkerPool:
 
     def _record(self, job: RunJob, data: bytes, *, finished: bool) -> None:
         """Write the log of a run, and add it to that of its method."""
-        executor = self.executor
-        if executor.folder is not None:
-            write(executor.folder.path / executor.run_file(job.label, job.number), data)
+        if self.files.folder is not None:
+            write(self.files.folder.path / self.files.run_file(job.label, job.number), data)
         part = MethodLog.from_file(CheckpointFile.from_bytes(data))
         if not finished and not self.is_stopping:
             part.checkpoints.clear()  # it is in the file, and in the worker's memory
-        executor.logs[job.label].update(job.number, job.run.seed, part)
+        self.comparison.logs[job.label].update(job.number, job.run.seed, part)
         job.finished = finished
         if finished:
             self._finish_method(job.label)
@@ -305,31 +325,12 @@ class WorkerPool:
     def _finish_method(self, label: str) -> None:
         """Finish a method if all its runs have ended."""
         jobs = [job for job in self.jobs if job.label == label]
-        if label not in self.executor.finished and all(job.finished for job in jobs):
-            self.executor.finish(label)
-
-    def _check_exit(self, job: RunJob) -> None:
-        """Raise if a process ended without a result and without a request."""
-        assert job.process is not None
-        job.process.join()
-        code = job.process.exitcode or 0
-        if job.finished and code == 0:
-            if job.log_file.stat().st_size == 0:
-                job.log_file.unlink()
-            return
-        cause = f"exit code {code}"
-        if code < 0:
-            cause = signal.Signals(-code).name
-        if code == -signal.SIGKILL:
-            cause += " (often out of memory: use fewer workers)"
-        raise Failed(
-            f"the worker of {job.name} ended with {cause}; see {job.log_file}, "
-            "and run again with --resume."
-        )
+        if label not in self.comparison.finished and all(job.finished for job in jobs):
+            self.finish(label)
 
     def _stop_workers(self) -> None:
         """Request a last checkpoint from every worker, and wait until it has ended."""
-        if self.executor.folder is None:
+        if self.files.folder is None:
             return
         self.is_stopping = True
         for job in self.running.values():
@@ -350,7 +351,7 @@ class WorkerPool:
 
     def _show_progress(self, label: str) -> None:
         """Report the progress of a method: means over runs, and the round of the slowest."""
-        show = self.executor.settings.progress
+        show = self.settings.progress
         if show is None:
             return
         jobs = [job for job in self.jobs if job.label == label]

@@ -146,7 +146,7 @@ def never_send_first(self: RoundLoop) -> None:
 
 
 # --- the disk --------------------------------------------------------------------------------------
-def skip_sync(self: DiskStateStore, record: state_store.Record) -> None:
+def skip_sync(self: DiskStateStore, record: state_store.StoredRecord) -> None:
     file = self.records[record.generation % 2]
     file.write(memoryview(state_store._encode_record(record)), 0)
 
@@ -170,7 +170,7 @@ def ignore_full_disk(self: DiskStateStore, vectors: Any, meta: Any) -> None:
         return
 
 
-def one_record(self: DiskStateStore, record: state_store.Record) -> None:
+def one_record(self: DiskStateStore, record: state_store.StoredRecord) -> None:
     file = self.records[0]
     file.write(memoryview(state_store._encode_record(record)), 0)
     if self.durability == "power":

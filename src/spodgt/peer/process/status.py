@@ -86,7 +86,7 @@ class Status:
         return body
 
 
-class Evaluator(Protocol):
+class ModelEvaluator(Protocol):
     """Scores the model of a peer."""
 
     def evaluate(self, state: State) -> list[tuple[float, float]]:
@@ -110,7 +110,7 @@ class Reporter:
         self,
         folder: Path,
         node: Node,
-        evaluator: Evaluator,
+        evaluator: ModelEvaluator,
         transport: Transport,
         journal: Journal,
         options: Options,

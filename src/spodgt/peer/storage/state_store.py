@@ -68,7 +68,7 @@ class StoredState(NamedTuple):
     meta: dict[str, Any]  # JSON values
 
 
-class Record(NamedTuple):
+class StoredRecord(NamedTuple):
     """The body of a commit, as it was written."""
 
     generation: int
@@ -128,7 +128,7 @@ class DiskStateStore:
         self._open.callback(file.close)
         return file
 
-    def _convert(self, records: list[Record]) -> None:
+    def _convert(self, records: list[StoredRecord]) -> None:
         """Take over the commits of a state of release 0.2.0; its vectors are stored in the same way."""
         for record in records:
             self._write_record(record)
@@ -149,7 +149,7 @@ class DiskStateStore:
             body = {"format": _FORMAT, "slots": slots, "meta": {**meta, **self.labels}}
             text = json.dumps(body, separators=(",", ":")).encode()
             crash_point("before commit")
-            self._write_record(Record(generation, text))
+            self._write_record(StoredRecord(generation, text))
         except OSError as error:
             raise StoreFailed(
                 f"state directory {self.path} could not be written: {_reason(error)}; nothing was sent. "
@@ -159,7 +159,7 @@ class DiskStateStore:
         self.slots = slots
         self.generation = generation
 
-    def _write_record(self, record: Record) -> None:
+    def _write_record(self, record: StoredRecord) -> None:
         file = self.records[record.generation % 2]
         file.write(memoryview(_encode_record(record)), 0)
         if self.durability == "power":
@@ -249,14 +249,14 @@ def _newest(
     return None
 
 
-def _encode_record(record: Record) -> bytes:
+def _encode_record(record: StoredRecord) -> bytes:
     """A record as it is written: digest, generation and length, then the text."""
     head = b"%20d %12d\n" % (record.generation, len(record.text))
     digest = hashlib.sha256(head + record.text).hexdigest()
     return digest.encode() + head + record.text
 
 
-def _decode_record(content: bytes) -> Record:
+def _decode_record(content: bytes) -> StoredRecord:
     """The inverse of `_sealed`; what an earlier, longer record left behind it is ignored."""
     head, newline, rest = content[_DIGEST:].partition(b"\n")
     generation, length = map(int, head.split())
@@ -264,7 +264,7 @@ def _decode_record(content: bytes) -> Record:
     digest = hashlib.sha256(head + newline + text).hexdigest()
     if content[:_DIGEST] != digest.encode():
         raise ValueError("checksum of a commit is wrong")
-    return Record(generation, text)
+    return StoredRecord(generation, text)
 
 
 def _vectors(read_at: ReadAt, slots: Mapping[str, Slot]) -> dict[str, Tensor]:
@@ -330,7 +330,7 @@ def _read_at(file: BinaryIO, at: int, size: int) -> bytes:
     return file.read(size)
 
 
-def read_database(path: Path) -> list[Record]:
+def read_database(path: Path) -> list[StoredRecord]:
     """The commits in the sqlite database of release 0.2.0; nothing is written in the directory."""
     records = []
     fix = "remove the directory: the client joins again with an epoch reset"
@@ -349,7 +349,7 @@ def read_database(path: Path) -> list[Record]:
         text = row[_DIGEST:]
         digest = hashlib.sha256(b"%d " % generation + text).hexdigest()
         if row[:_DIGEST] == digest.encode():
-            records.append(Record(generation, text))
+            records.append(StoredRecord(generation, text))
     if rows and not records:
         raise StoreFailed(f"{path}/{DATABASE} cannot be read: its commits are damaged; {fix}.")
     return records

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,19 +21,10 @@ from spodgt.problems.data.client_weights import (
 from spodgt.problems.data.evaluation_data import EvaluationData
 from spodgt.problems.data.holdout import DEFAULT_FRACTION, Holdout, hold_out
 from spodgt.problems.data.partitions import Partition
-from spodgt.problems.data.samples import AnySamples, Batch, ClientIndices, Samples
+from spodgt.problems.data.samples import AnySamples, ClientIndices, Samples
 from spodgt.types import Floats, Ints
 
 BatchSize = int | Sequence[int] | Mapping[str, int] | None
-
-
-class InvalidLabel(NamedTuple):
-    """A target that is not a class of the model."""
-
-    samples: Samples
-    sample: int  # index in `samples`
-    value: int
-    owner: str  # the data set in an error message: "client 3", "test of client 3", "test"
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,10 +71,6 @@ class ClientData:
         if self.augment:
             _check_images(self.samples)
         check_test_samples(self.test_samples)
-
-    def client_label(self, client: int) -> str:
-        """A client in an error message."""
-        return client_label(self.names, client)
 
     # --- other versions of the data --------------------------------------------------------------
     def reordered(self, order: Ints) -> ClientData:
@@ -155,13 +141,9 @@ class ClientData:
 
     def to(self, device: torch.device) -> ClientData:
         """The same data on a device."""
-        return self._convert_samples(lambda samples: samples.to(device))
+        return self.convert_samples(lambda samples: samples.to(device))
 
-    def with_raw_bytes(self) -> ClientData:
-        """The same data, with uint8 inputs that are not scaled."""
-        return self._convert_samples(lambda samples: samples.with_raw_bytes())
-
-    def _convert_samples(self, convert: Callable[[AnySamples], AnySamples]) -> ClientData:
+    def convert_samples(self, convert: Callable[[AnySamples], AnySamples]) -> ClientData:
         """The same data with converted training, test and validation samples."""
         changes: dict[str, object] = {"samples": convert(self.samples)}
         for key in ("test", "validation"):
@@ -202,21 +184,6 @@ class ClientData:
             "give pairs of tensors, or cache=True for data sets of samples of equal shape."
         )
 
-    def class_counts(self) -> Ints | None:
-        """(clients, classes) samples of each class; None if targets are not classes."""
-        if not isinstance(self.samples, Samples):
-            return None
-        targets = self.samples.targets.cpu().numpy()
-        if targets.ndim != 1 or targets.dtype != np.int64:
-            return None
-        labels = targets[self.client_indices.indices]
-        owners = np.repeat(np.arange(len(self.client_indices)), self.client_indices.sizes)
-        classes = max(0, int(targets.max())) + 1
-        counts = np.zeros((len(self.client_indices), classes), np.int64)
-        is_class = labels >= 0  # the loss ignores negative targets
-        np.add.at(counts, (owners[is_class], labels[is_class]), 1)
-        return counts
-
     def fingerprint_tensors(self) -> list[Tensor]:
         """Tensors that differ between different data."""
         tensors = self.samples.fingerprint_tensors()
@@ -236,51 +203,6 @@ class ClientData:
         if limits.ndim:
             limits = limits[rows]
         return np.minimum(sizes, limits)
-
-    def batch(self, indices: Ints, device: torch.device, dtype: torch.dtype) -> Batch:
-        """The training samples with these indices as one batch, without augmentation."""
-        return self.samples.batch(indices, device, dtype)
-
-    # --- checks ----------------------------------------------------------------------------------
-    def first_invalid_label(self, classes: int, ignored: int | None) -> InvalidLabel | None:
-        """The first target outside 0 … classes - 1 that is not `ignored`; None: all are valid."""
-        invalid = _find_invalid_label(self.samples, classes, ignored)
-        if invalid is not None:
-            if self.partition is not None:
-                return invalid._replace(owner="train")
-            # the samples of a client are contiguous
-            offsets = self.client_indices.offsets
-            client = int(np.searchsorted(offsets, invalid.sample, side="right")) - 1
-            return invalid._replace(owner=self.client_label(client))
-        if self.test is None:
-            return None
-        invalid = _find_invalid_label(self.test.samples, classes, ignored)
-        if invalid is None or self.test.ranges is None:
-            return invalid
-        client = self.test.owner(invalid.sample)
-        return invalid._replace(owner=f"test of {self.client_label(client)}")
-
-    def has_target(self, value: int) -> bool:
-        """Whether a training or test sample in memory has this target."""
-        splits = [self.samples] if self.test is None else [self.samples, self.test.samples]
-        stacked = [samples for samples in splits if isinstance(samples, Samples)]
-        return any(bool((samples.targets == value).any()) for samples in stacked)
-
-
-def _find_invalid_label(
-    samples: AnySamples, classes: int, ignored: int | None
-) -> InvalidLabel | None:
-    """The first target that is neither a class nor `ignored`, of the data set "test"."""
-    if not isinstance(samples, Samples) or samples.targets.is_floating_point():
-        return None
-    is_invalid = (samples.targets < 0) | (samples.targets >= classes)
-    if ignored is not None:
-        is_invalid &= samples.targets != ignored
-    if not is_invalid.any():
-        return None
-    position = torch.nonzero(is_invalid)[0]
-    value = int(samples.targets[tuple(position)])
-    return InvalidLabel(samples, int(position[0]), value, "test")
 
 
 def _join_client_indices(runs: Sequence[ClientData]) -> ClientIndices:

@@ -236,9 +236,9 @@ class LazySamples:
             if isinstance(collated, Sequence):
                 got = f"{type(collated).__name__} of {len(collated)}"
             raise InvalidData(
-                f"{self.datasets.label_of(indices[0])} must have samples (input, target), got {got}; give "
-                "((a, b), target) for several inputs, or a loss(model, batch) for batches of any "
-                "other form."
+                f"{self.datasets.label_of(indices[0])} must have samples (input, target), got "
+                f"{got}; give ((a, b), target) for several inputs, or a loss(model, batch) for "
+                "batches of any other form."
             )
         inputs = tree_map(lambda leaf: self._to_floats(leaf, dtype), collated[0])
         return inputs, collated[1]
@@ -283,8 +283,8 @@ class LazySamples:
                 if not all(_is_finite(leaf) for leaf in leaves(self.datasets.read(index))):
                     _, position = self.datasets.locate(index)
                     raise InvalidData(
-                        f"{self.datasets.label_of(index)} has NaN or infinite numbers in sample {position}; "
-                        "clean the data."
+                        f"{self.datasets.label_of(index)} has NaN or infinite numbers in sample "
+                        f"{position}; clean the data."
                     )
 
     def _collate(self, indices: Ints) -> Tree:

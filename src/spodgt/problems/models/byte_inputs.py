@@ -24,17 +24,17 @@ def resolve_byte_inputs(model: nn.Module, objective: Objective, data: ClientData
     Raises:
         InvalidInput: if the model needs int64 inputs.
     """
-    raw_data = data.with_raw_bytes()
+    raw_data = data.convert_samples(lambda samples: samples.with_raw_bytes())
     if objective.calls_model:
         return raw_data
     indices = data.client_indices[0][:_PROBE_SAMPLES]
     cpu = torch.device("cpu")
-    raw, _ = raw_data.batch(indices, cpu, torch.float32)
+    raw, _ = raw_data.samples.batch(indices, cpu, torch.float32)
     if all(tensor.dtype != torch.uint8 for tensor in tensor_leaves(raw)):
         return data
     module = copy_in_float32(model)
     raw_outputs = _call(module, raw)
-    scaled, _ = data.batch(indices, cpu, torch.float32)
+    scaled, _ = data.samples.batch(indices, cpu, torch.float32)
     scaled_outputs = _call(module, scaled)
     if raw_outputs is None:
         if scaled_outputs is None and _call(module, tree_map(_to_int64, raw)) is not None:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from spodgt._util.text import first_line
 from spodgt.errors import InvalidData, InvalidInput
-from spodgt.problems.data.client_data import ClientData
+from spodgt.problems.data.client_data import ClientData, client_label
+from spodgt.problems.data.labels import first_invalid_label, has_target
 from spodgt.problems.data.pytree import Tree, clone, random_state, seeded, tensor_leaves
 from spodgt.problems.data.samples import AnySamples, LazySamples, Samples
 from spodgt.problems.gradients import Layout
@@ -122,7 +123,7 @@ class ModelProbe:
             InvalidData: if targets are not classes of the outputs, or not finite.
         """
         indices = data.client_indices[0][:_PROBE_SAMPLES]
-        inputs, targets = data.batch(indices, _CPU, torch.float32)
+        inputs, targets = data.samples.batch(indices, _CPU, torch.float32)
         outputs = evaluate_once(module, objective, inputs, targets)
         refuse_sum(module, objective, inputs, targets)
         if outputs is None:
@@ -160,7 +161,7 @@ class ModelProbe:
         loss = self.objective.loss
         ignore_index = ignore_index_of(loss)
         classes = outputs.shape[1] if outputs.ndim > 1 else outputs.shape[0]
-        invalid = data.first_invalid_label(classes, ignore_index)
+        invalid = first_invalid_label(data, classes, ignore_index)
         if invalid is not None:
             if not compares_classes(loss) and self._has_finite_loss(
                 invalid.samples, invalid.sample
@@ -173,7 +174,7 @@ class ModelProbe:
             )
         if ignore_index is None:
             return self
-        if isinstance(data.samples, Samples) and not data.has_target(ignore_index):
+        if isinstance(data.samples, Samples) and not has_target(data, ignore_index):
             return self
         return replace(self, objective=replace(self.objective, ignore_index=ignore_index))
 
@@ -220,9 +221,9 @@ class ModelProbe:
             if len(indices) == 1:
                 count = "1 sample"
                 fix = "; give every client and batch_size 2 or more"
-            where = f"{count} of {data.client_label(client)}"
+            where = f"{count} of {client_label(data.names, client)}"
             with user_code_errors("model in training mode", where, fix), seeded(0):
-                inputs, targets = data.batch(indices, _CPU, torch.float32)
+                inputs, targets = data.samples.batch(indices, _CPU, torch.float32)
                 value = self.objective(module, inputs, targets)
                 check_gradient(module, self.objective.loss, value)
 

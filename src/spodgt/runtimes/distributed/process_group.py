@@ -180,8 +180,9 @@ class Group:
             # The first report is right: later ones may only see that other survivors have stopped.
             lost = self.store.compare_set("spodgt/lost", "", lost).decode() or lost
         return Failed(
-            f"{lost} was lost in round {self.k} (rank {self.rank} saw: {_shorten(error)}); the last "
-            "checkpoint is kept: start again with --resume, or let torchrun --max-restarts do it."
+            f"{lost} was lost in round {self.k} (rank {self.rank} saw: {_shorten(error)}); the "
+            "last checkpoint is kept: start again with --resume, or let torchrun --max-restarts do "
+            "it."
         )
 
     @contextmanager
@@ -227,7 +228,7 @@ def _shorten(error: Exception) -> str:
     return reason.split("] ", 1)[-1].split(". ", 1)[0][:120].rstrip(".")
 
 
-# --- starting --------------------------------------------------------------------------------------
+# --- starting ------------------------------------------------------------------------------------
 def launched() -> bool:
     """Whether this process was started by `torchrun`, or has made a process group itself."""
     return dist.is_available() and (dist.is_initialized() or dist.is_torchelastic_launched())

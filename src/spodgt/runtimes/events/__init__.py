@@ -1,1 +1,1 @@
-"""Discrete-event simulation ("virtual time"): gradients and messages take seconds of a simulated clock."""
+"""Discrete-event simulation ("virtual time"): gradients and messages take simulated seconds."""

@@ -293,7 +293,8 @@ class RecordedTrace:
     def draw(self, key: np.uint64, target: Target) -> Sampler:
         if target.quantity in ("compute", "bandwidth") and not (self.table["value"] > 0).all():
             raise InvalidInput(
-                f"trace {self.path} must have numbers above 0 for time.{target.quantity}; drop rows."
+                f"trace {self.path} must have numbers above 0 for time.{target.quantity}; drop "
+                "rows."
             )
         columns = ["sender", "receiver"] if target.is_link else ["client"]
         if not set(columns) <= set(self.table.columns):

@@ -1,4 +1,4 @@
-"""Memory of messages in flight: rows are copied into a pool until their last message is received."""
+"""Memory of messages in flight: a pool holds their rows until the last message is received."""
 
 from __future__ import annotations
 
