@@ -1,8 +1,8 @@
 """How fast peers are: local rounds per second, and the link against bare gRPC.
 
-python benchmarks/peer.py rounds        five peers, linear model, durability `process`
-python benchmarks/peer.py link          45 MB models over one link, against bare grpc.aio with mTLS
-python benchmarks/peer.py profile       profile of one peer, alone on a core
+python -m benchmarks.peer rounds        five peers, linear model, durability `process`
+python -m benchmarks.peer link          45 MB models over one link, against bare grpc.aio with mTLS
+python -m benchmarks.peer profile       profile of one peer, alone on a core
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from spodgt.peer.membership import certificates, run_folders
 from spodgt.peer.membership.run_folders import create
 from spodgt.peer.options import Options
 from spodgt.peer.protocol.running_sums import Ack, Incarnation, Message
-from spodgt.peer.testing.fleet import Fleet
 from spodgt.peer.transport import wire_format
 from spodgt.peer.transport.connection import LocalClient
 from spodgt.peer.transport.grpc_wire import OPTIONS, secure_channel
 from spodgt.peer.transport.links import Transport
+from tests.peer.fleet import Fleet
 
 CONFIG = Experiment.parse(
     {

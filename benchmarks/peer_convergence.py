@@ -1,7 +1,7 @@
 """Peers against the simulator at the same number of gradients: SVM on images, one label per client.
 
-python benchmarks/peer_convergence.py [GRADIENTS] [RATE]
-python benchmarks/peer_convergence.py GRADIENTS RATE METHOD STEP    two labels per client, peers only
+python -m benchmarks.peer_convergence [GRADIENTS] [RATE]
+python -m benchmarks.peer_convergence GRADIENTS RATE METHOD STEP    two labels per client, peers only
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import spodgt
 from spodgt.experiment import Experiment
 from spodgt.peer.membership.run_folders import create
 from spodgt.peer.options import Deployment, Options
-from spodgt.peer.testing.fleet import Fleet
+from tests.peer.fleet import Fleet
 
 STEP = 0.05
 WINDOW = 0.2  # accuracies from 0.8 to 1.2 times the gradients are averaged: single ones are noisy

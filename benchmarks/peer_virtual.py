@@ -34,11 +34,11 @@ from spodgt import figures
 from spodgt.experiment import Experiment
 from spodgt.peer.membership.run_folders import audit_folders, create, free_addresses, issue
 from spodgt.peer.options import Deployment, Options
-from spodgt.peer.testing.fleet import Fleet
 from spodgt.problems import MODELS
 from spodgt.problems.data import LabelsPerClient
 from spodgt.problems.data.datasets import load
 from spodgt.types import Minibatches
+from tests.peer.fleet import Fleet
 from tests.peer.netns import Wires, status, wait
 
 COMPUTE = (0.20, 0.25, 0.30, 0.35, 0.40)

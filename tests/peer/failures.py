@@ -41,12 +41,12 @@ from spodgt.peer.process.local_problem import manifest_problem
 from spodgt.peer.protocol.audit import Audit
 from spodgt.peer.protocol.running_sums import Incarnation, Message
 from spodgt.peer.storage import state_store
-from spodgt.peer.testing.fleet import Fleet
 from spodgt.peer.transport import wire_format
 from spodgt.peer.transport import wire_pb2 as pb
 from spodgt.peer.transport.grpc_wire import SERVICE, secure_channel
 from spodgt.problems.protocols import HasOptimum
 from spodgt.types import Problem
+from tests.peer.fleet import Fleet
 from tests.peer.proxy import Proxies
 from tests.peer.world import Noisy
 

@@ -17,7 +17,7 @@ from spodgt.peer.membership.manifest import Manifest
 from spodgt.peer.membership.manifest_changes import add_client, apply_change, remove_client
 from spodgt.peer.membership.run_folders import create, free_addresses
 from spodgt.peer.options import Change, Deployment, Options
-from spodgt.peer.testing.fleet import Fleet
+from tests.peer.fleet import Fleet
 from tests.peer.proxy import Proxies
 
 CONFIG: dict[str, Any] = {

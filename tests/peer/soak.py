@@ -15,8 +15,8 @@ from pathlib import Path
 from statistics import median
 
 from spodgt.peer.membership import run_folders
-from spodgt.peer.testing.fleet import Fleet
 from tests.peer.failures import CHAOS, EXACT, all_up, fleet, resets, resident, settled
+from tests.peer.fleet import Fleet
 from tests.peer.proxy import Proxies
 
 GROWTH = (

@@ -1,1 +1,0 @@
-"""Several local peers under one supervisor, for demonstrations and tests."""
