@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 COPIED = (
     "src",
     "tests",
+    "tools",
     "docs/reference/methods.md",
     "docs/reference/literature.md",
     "CONTRIBUTING.md",
