@@ -482,6 +482,17 @@ def test_who_may_fetch() -> None:
     run(work())
 
 
+def test_a_stream_that_has_sent_nothing_ends_when_its_client_is_removed() -> None:
+    async def work() -> None:
+        async with Server() as server, secure_channel(who("a"), server.address, "b") as channel:
+            call = channel.stream_stream(f"/{SERVICE}/Talk")()
+            await asyncio.wait_for(call.initial_metadata(), 5)  # accepted
+            server.transport.relink({}, {})
+            await asyncio.wait_for(call.code(), 5)  # before it is late with its message
+
+    run(work())
+
+
 @pytest.mark.parametrize(
     ("theirs", "ours", "agreed"),
     [((1,), (1,), 1), ((1, 2), (1,), 1), ((1,), (1, 2), 1), ((1, 2), (2, 3), 2)],

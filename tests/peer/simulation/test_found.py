@@ -26,6 +26,26 @@ FOUND = {
         Setup(),
         (Fault(6.0, "quarantine", "p0", "p1", seconds=12.0, number=1.0),),
     ),
+    "a stream that was opened before a quarantine is reported as waiting after it": Plan(
+        1047,
+        Setup(rate=2.0, max_alone=6),
+        (
+            Fault(3.027, "quarantine", "p2", "p0", seconds=25.0, number=2.0),
+            Fault(3.146, "bit_flip", "p0", "p1", seconds=4.0, number=3.0),
+            Fault(3.499, "quarantine", "p1", "p2", seconds=25.0, number=2.0),
+            Fault(5.757, "cut", "p0", "p1", seconds=4.0, number=3.0),
+        ),
+        8.0,
+    ),
+    "a manifest arrives after the last round: newcomers do not learn that the others have ended": Plan(
+        1309,
+        Setup(method="relay", rate=2.0, max_alone=6, commit_every=3, rounds=20),
+        (
+            Fault(6.47, "quarantine", "p1", "p0", seconds=0.2, number=13.0),
+            Fault(6.834, "join", "p0", "p2", seconds=25.0, number=8.0),
+        ),
+        12.0,
+    ),
 }
 
 

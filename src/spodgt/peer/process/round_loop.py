@@ -82,7 +82,7 @@ class RoundLoop:
             return _WAIT
         if self._follow_manifest():
             return 0.0
-        if self._is_last_round_made():
+        if 0 < self.membership.manifest.rounds < self.node.state.k:
             return self._end()
         early = self._pace(self.membership.manifest.rounds_per_second)
         if early > 0:
@@ -100,19 +100,12 @@ class RoundLoop:
             or (limits.seconds is not None and self._elapsed() >= limits.seconds)
         )
 
-    def _is_last_round_made(self) -> bool:
-        """Whether all rounds of the manifest were made."""
-        rounds = self.membership.manifest.rounds
-        is_made = 0 < rounds < self.node.state.k
-        if not is_made:
-            self.node.has_ended = False
-        return is_made
-
     def _end(self) -> float | None:
-        """Announce the end to all neighbours, and remain until they have acknowledged it."""
+        """Announce the end to all neighbours, in each epoch, and remain until they have acknowledged it."""
         if not self.node.has_ended:
             self.node.announce_end()
             self._publish()
+        if self._ended_at == math.inf:
             self._ended_at = self.clock.monotonic()
             self.reporter.status.waiting = False
             self.reporter.journal.event("ended", f"all {self.node.state.k - 1} rounds were made")
@@ -237,6 +230,7 @@ class RoundLoop:
         node.use_algorithm(terms.algorithm)
         self.local_problem.capacity = terms.capacity
         node.relink(terms.topology, manifest.epoch)
+        self._ended_at = math.inf  # newcomers must learn of the end, too
         self._publish()
         text = f"version {manifest.version} with {len(manifest.clients)} clients"
         self.reporter.journal.event("manifest", text)

@@ -88,7 +88,7 @@ class Node:
         self.dirty: set[str] = set()  # vectors that the next commit writes
         self.committed = state  # the only state that frames are made of
         self.committed_incarnation = incarnation
-        self.has_ended = False  # all rounds of the manifest were made
+        self.has_ended = False  # all rounds were made, which this epoch's messages tell
         self.last_epoch = 2**62  # of the manifest in force
         self.newer_manifest: str | None = None  # a neighbour that has one
         self.epoch_limiter = EpochRateLimiter()
@@ -290,6 +290,7 @@ class Node:
         """Begin an epoch: the tracker is the own gradient, the links are empty."""
         self.state = client_state.epoch_start_state(self.state, epoch, self.role)
         self.handshaken = set()
+        self.has_ended = False
         self.outliers.begin_epoch()
         self.mark_all_dirty()
 

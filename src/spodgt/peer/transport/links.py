@@ -64,6 +64,8 @@ class Transport:
         self.into: dict[str, Traffic] = {}
         self.in_dialers: dict[str, InLinkDialer] = {}  # the in-links that this end connects
         self.streams: dict[str, InStream] = {}
+        # the streams that others have opened, also before their first message, with their links
+        self.handlers: dict[asyncio.Task[None], str] = {}
         self.access = AccessControl(local.host.clock.monotonic)
         self.server: Server | None = None
         self.address = ""  # where it listens
@@ -152,8 +154,11 @@ class Transport:
             if name not in self.out:
                 self.out[name] = OutStream(self.local, name, address)
         self.into = {name: self.into.get(name, Traffic()) for name in into}
-        for name in sorted(set(self.streams) - set(into)):
-            self.streams.pop(name).close()
+        served = {self._link_to(name) for name, address in out.items() if not address}
+        served |= {self._link_from(name) for name, address in into.items() if not address}
+        for handler, link in list(self.handlers.items()):
+            if link not in served:
+                handler.cancel()
         for name, address in into.items():
             if address and name not in self.in_dialers:
                 self.in_dialers[name] = InLinkDialer(self, name, address)
@@ -170,11 +175,10 @@ class Transport:
         for stream in streams:
             stream.close()
         await asyncio.gather(*(stream.task for stream in streams), return_exceptions=True)
-        handlers = [stream.handler for stream in self.streams.values()]
-        for handler in handlers:  # before the server does it, which would log an error
+        for handler in self.handlers:  # before the server does it, which would log an error
             handler.cancel()
-        if handlers:
-            await asyncio.wait(handlers, timeout=1)
+        if self.handlers:
+            await asyncio.wait(self.handlers, timeout=1)
         if self.server is not None:
             await self.server.stop()
 
@@ -200,7 +204,7 @@ class Transport:
         """Serve a sender that has connected."""
         name = call.caller
         traffic = None if name in self.in_dialers else self.into.get(name)
-        await self._serve(call, traffic, f"{name} → {self.local.context.name}", self.receive)
+        await self._serve(call, traffic, self._link_from(name), self.receive)
 
     async def _fetch(self, call: IncomingCall) -> None:
         """Serve a receiver that has connected."""
@@ -208,7 +212,13 @@ class Transport:
         stream = self.out.get(name)
         traffic = None if stream is None or stream.address else stream.traffic
         serve = self.receive if stream is None else stream.serve
-        await self._serve(call, traffic, f"{self.local.context.name} → {name}", serve)
+        await self._serve(call, traffic, self._link_to(name), serve)
+
+    def _link_to(self, name: str) -> str:
+        return f"{self.local.context.name} → {name}"
+
+    def _link_from(self, name: str) -> str:
+        return f"{name} → {self.local.context.name}"
 
     async def _serve(
         self, call: IncomingCall, traffic: Traffic | None, link: str, serve: Serve
@@ -220,6 +230,9 @@ class Transport:
             why = f"link {link} is not in the manifest"
             self.local.notify("refused", why)
             raise Refused(why)
+        handler = asyncio.current_task()
+        assert handler is not None
+        self.handlers[handler] = link
         try:
             with self.access.stream(name), self._until_expiry(name, call.certificate):
                 protocol = agree_on_protocol(self.local.context, name, call.headers, traffic)
@@ -229,6 +242,8 @@ class Transport:
             why = str(error)[:TEXT]
             self.local.notify("refused", why, name)
             raise Refused(why) from None
+        finally:
+            del self.handlers[handler]
 
     @contextlib.contextmanager
     def _until_expiry(self, name: str, certificate: bytes) -> Iterator[None]:

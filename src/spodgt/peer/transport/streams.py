@@ -185,11 +185,6 @@ class OutStream(LinkDialer):
         self.traffic.why = f"waiting for {self.name} to connect"
         await asyncio.Event().wait()
 
-    def close(self) -> None:
-        super().close()
-        if self.serving is not None:
-            self.serving.cancel()
-
     async def serve(self, receiver: str, stream: Stream, protocol: int) -> None:
         """Use a stream that the receiver has opened; it replaces an earlier one that is silent."""
         if self.serving is not None:
