@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import torch
 
@@ -466,8 +467,28 @@ def test_connections_without_a_stream_are_closed_and_full_is_logged(
     run(work())
 
 
-def test_an_idle_limit_ends_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_requests_hold_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A removed client with 256 connections and a request on each every few seconds held a peer."""
+    monkeypatch.setattr("spodgt.peer.transport.grpc_wire.IDLE_MS", 1000)
+    monkeypatch.setattr("spodgt.peer.transport.grpc_wire.AGE_MS", 2000)
+
+    async def work() -> None:
+        async with Server() as server, secure_channel(who("z"), server.address, "b") as channel:
+            await channel.channel_ready()
+            for _ in range(40):
+                call = channel.stream_stream(f"/{SERVICE}/Manifest")()
+                assert "z is not in the manifest" in await call.details()
+                await asyncio.sleep(0.2)
+                if channel.get_state() is not grpc.ChannelConnectivity.READY:
+                    return
+            raise AssertionError("the connection is still open")
+
+    run(work())
+
+
+def test_limits_of_connections_end_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spodgt.peer.transport.grpc_wire.IDLE_MS", 300)
+    monkeypatch.setattr("spodgt.peer.transport.grpc_wire.AGE_MS", 300)
 
     async def work() -> None:
         async with Server() as server:

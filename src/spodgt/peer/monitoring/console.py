@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -22,7 +22,7 @@ from spodgt.errors import Failed
 from spodgt.peer.monitoring.metrics_server import MetricsServer
 from spodgt.peer.process.journal import Journal
 from spodgt.peer.process.membership import WARN_DAYS
-from spodgt.peer.process.status import Status
+from spodgt.peer.process.status import Neighbour, Status
 
 _COLOURS = {"up": "green", "down": "red", "waiting": "yellow"}
 
@@ -112,6 +112,18 @@ def _beside(value: float | None) -> str:
     return "" if value is None or math.isnan(value) else f" (mean {value:.3g})"
 
 
+_LINK_LABELS = ["client", "way", "neighbour"]
+_LINK_METRICS: list[tuple[Any, str, str, Callable[[Neighbour], float | None]]] = [
+    (CounterMetricFamily, "messages", "messages on a link", lambda link: link.messages),
+    (CounterMetricFamily, "bytes", "bytes on a link", lambda link: link.bytes),
+    (GaugeMetricFamily, "link_up", "1 if the link works", lambda link: link.state == "up"),
+    (GaugeMetricFamily, "silent_seconds", "since something was heard", lambda link: link.silent),
+    (GaugeMetricFamily, "distance", "of the neighbour's model", lambda link: link.distance),
+    (GaugeMetricFamily, "mass", "norm of what its last message brought", lambda link: link.mass),
+    (GaugeMetricFamily, "flags", "messages far above their median", lambda link: link.flags),
+]
+
+
 class _Metrics(Collector):
     def __init__(self, status: Status, journal: Journal) -> None:
         self.status, self.journal = status, journal
@@ -125,37 +137,13 @@ class _Metrics(Collector):
                 )
                 gauge.add_metric([name], float(value))
                 yield gauge
-        link = ["client", "way", "neighbour"]
-        messages = CounterMetricFamily("spodgt_peer_messages", "messages on a link", labels=link)
-        size = CounterMetricFamily("spodgt_peer_bytes", "bytes on a link", labels=link)
-        up = GaugeMetricFamily("spodgt_peer_link_up", "1 if the link works", labels=link)
-        silent = GaugeMetricFamily(
-            "spodgt_peer_silent_seconds", "since something was heard", labels=link
-        )
-        distance = GaugeMetricFamily(
-            "spodgt_peer_distance", "of the neighbour's model", labels=link
-        )
-        mass = GaugeMetricFamily(
-            "spodgt_peer_mass", "norm of what its last message brought", labels=link
-        )
-        flags = GaugeMetricFamily(
-            "spodgt_peer_flags", "messages far above their median", labels=link
-        )
-        for n in self.status.neighbours:
-            counts = (
-                (messages, n.messages),
-                (size, n.bytes),
-                (up, n.state == "up"),
-                (flags, n.flags),
-            )
-            for metric, value in (
-                *counts,
-                (silent, n.silent),
-                (distance, n.distance),
-                (mass, n.mass),
-            ):
+        for family, metric_name, text, value_of in _LINK_METRICS:
+            metric = family(f"spodgt_peer_{metric_name}", text, labels=_LINK_LABELS)
+            for neighbour in self.status.neighbours:
+                value = value_of(neighbour)
                 if value is not None:
-                    metric.add_metric([name, n.way, n.name], float(value))
+                    metric.add_metric([name, neighbour.way, neighbour.name], float(value))
+            yield metric
         events = CounterMetricFamily(
             "spodgt_peer_events", "events in the log", labels=["client", "kind"]
         )
@@ -165,7 +153,7 @@ class _Metrics(Collector):
             "spodgt_peer_warnings", "warnings in the status", labels=["client"]
         )
         warnings.add_metric([name], len(self.status.warnings))
-        yield from (messages, size, up, silent, distance, mass, flags, warnings, events)
+        yield from (warnings, events)
 
 
 def serve_metrics(status: Status, journal: Journal, port: int, bind: str = "127.0.0.1") -> int:

@@ -43,7 +43,6 @@ _LOG_TAIL = 2**16  # bytes of a log that are read
 _LOG_LINES = 200
 _EVENTS = 40  # on the page
 _TEXT = 300  # characters of a reason
-_MANIFEST_BYTES = 2**24
 _RENEW_SECONDS = 3600.0  # before the certificate of the page ends
 _HISTORY = 300
 
@@ -241,7 +240,7 @@ class WatchedRun:
             with self.lock:
                 client.update(status, events, time.time())
             if self.manifest is not None and status.get("version", 0) > self.manifest.version:
-                file = await fetch("Manifest", own, client.address, client.name, _MANIFEST_BYTES)
+                file = await fetch("Manifest", own, client.address, client.name)
                 newer = SignedManifest.verify(file, own.authority).manifest
                 with self.lock:
                     if newer.run == self.manifest.run:

@@ -5,7 +5,6 @@ The table `compute` of a client in the manifest describes its device:
 {kind = "bernoulli", p = 0.7}      drawn, a pure function of (seed, round, client)
 {kind = "budget", share = 0.25}    at most this fraction of wall time goes into gradients
 {kind = "trace", path = "a.csv"}   recorded: a log as `TraceFile` reads it, with its other keys; in a loop
-{kind = "markov", on = 20.0, off = 5.0} and {kind = "day-night", …}   as in the simulator, with their keys
 """
 
 from __future__ import annotations
@@ -25,9 +24,8 @@ from spodgt.errors import InvalidConfig, InvalidInput
 from spodgt.experiment import ProblemRecipe, PythonProblem
 from spodgt.experiment.join import client_names
 from spodgt.experiment.toml import read_problem
-from spodgt.network import Network
 from spodgt.network.names import list_names
-from spodgt.participation import DayNight, Markov, Participation, TraceFile
+from spodgt.participation import TraceFile
 from spodgt.peer.host.clock import SYSTEM_CLOCK, Clock
 from spodgt.peer.membership.manifest import SCRIPT, Manifest, layout_of
 from spodgt.peer.options import Table
@@ -38,7 +36,6 @@ from spodgt.types import Minibatches, Problem
 from spodgt.validation import from_table
 
 _FRACTIONS = {"bernoulli": "p", "budget": "share"}  # key of the fraction in (0, 1], by kind
-_CORRELATED: dict[str, type[Participation]] = {recipe.name: recipe for recipe in (Markov, DayNight)}
 
 
 class ScheduledCapacity(ABC):
@@ -69,19 +66,6 @@ class BernoulliCapacity(ScheduledCapacity):
 
     def computes(self, k: int) -> bool:
         return bool(rng.uniform(self.key, k, self.client_index) < self.p)
-
-
-class CorrelatedCapacity(ScheduledCapacity):
-    """A participation recipe of the simulator whose rounds are correlated."""
-
-    def __init__(self, recipe: Participation, seed: int, client_index: int) -> None:
-        # draws of a client do not depend on the network, so a ring that has this client is enough
-        self.availability = recipe.draw(Network.ring(client_index + 2), seed)
-        self.client_index = client_index
-        super().__init__(float(self.availability.p[client_index]))
-
-    def computes(self, k: int) -> bool:
-        return bool(self.availability.computes(range(k, k + 1))[0, self.client_index])
 
 
 class TraceCapacity(ScheduledCapacity):
@@ -134,9 +118,6 @@ def read_capacity(
     """
     kind = section.get("kind")
     fields = {key: value for key, value in section.items() if key != "kind"}
-    if isinstance(kind, str) and kind in _CORRELATED:
-        recipe = from_table(_CORRELATED[kind], fields, "compute")
-        return CorrelatedCapacity(recipe, seed, client_index)
     if kind == "trace" and "path" in fields:
         log = from_table(TraceFile, fields, "compute")
         return TraceCapacity(log.trace.column(client_index, name))
@@ -144,8 +125,7 @@ def read_capacity(
     if key is None or set(fields) != {key}:
         raise InvalidConfig(
             f"compute={dict(section)!r} must be one of {{kind = 'bernoulli', p = 0.7}}, "
-            "{kind = 'budget', share = 0.25}, {kind = 'trace', path = 'trace.csv'}, "
-            "{kind = 'markov', on = 20.0, off = 5.0} and {kind = 'day-night', day = 50, night = 50}."
+            "{kind = 'budget', share = 0.25} and {kind = 'trace', path = 'trace.csv'}."
         )
     fraction = fields[key]
     if not isinstance(fraction, int | float) or not 0 < fraction <= 1:

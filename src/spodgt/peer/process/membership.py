@@ -20,7 +20,7 @@ from spodgt.peer.membership.manifest_changes import why_incompatible
 from spodgt.peer.process.local_problem import Capacity, read_capacity
 from spodgt.peer.protocol.client_state import Member
 from spodgt.peer.protocol.epoch_topology import EpochTopology
-from spodgt.peer.transport.connection import fetch
+from spodgt.peer.transport.connection import ANSWER, GROWTH, fetch
 
 WARN_DAYS = 7.0  # before a certificate ends
 _WARN_SECONDS = 3600.0  # between two warnings
@@ -195,8 +195,9 @@ class Membership:
         try:
             address = self.manifest.client(neighbour).address
             if address:  # without an address it gets the manifest from a neighbour that listens
+                limit = max(ANSWER, GROWTH * len(self.terms.signed.file))
                 file = await fetch(
-                    "Manifest", self.identity, address, neighbour, through=self.host.wire
+                    "Manifest", self.identity, address, neighbour, limit, self.host.wire
                 )
                 self._consider(SignedManifest.verify(file, self.identity.authority))
         except Exception as error:  # the neighbour's next frame asks again

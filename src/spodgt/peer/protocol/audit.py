@@ -35,36 +35,30 @@ class Audit:
         return not self.problems and all(number <= limit for number in numbers)
 
 
-def terms(state: State) -> Iterator[Tensor]:
-    """The terms of L = y - g - z - Σρ + Σσ of one client, float64: zero up to rounding, whatever happened."""
-    yield from (state.method.y[0], -state.method.g[0].double(), -state.z[0])
-    yield from (-link.total.double() for link in state.into.values())
-    yield from (link.total.double() for link in state.out.values())
+def terms(state: State) -> Iterator[tuple[Tensor, float]]:
+    """The terms of L = y - g - z - Σρ + Σσ of one client, with their signs."""
+    yield from ((state.method.y[0], 1.0), (state.method.g[0], -1.0), (state.z[0], -1.0))
+    yield from ((link.total, -1.0) for link in state.into.values())
+    yield from ((link.total, 1.0) for link in state.out.values())
 
 
 def scale(state: State) -> float:
     """The largest number that took part in a client's sums; NaN if one of them is."""
-    return float(torch.tensor([1e-300, *map(_largest, terms(state))], dtype=torch.float64).max())
+    return _maximum([1e-300, *(_largest(vector) for vector, _ in terms(state))])
 
 
 def local_error(state: State) -> float:
-    """|L| of one client, relative; NaN if a number is not finite. Large states are summed in parts."""
-    vectors = [(state.method.y[0], 1.0), (state.method.g[0], -1.0), (state.z[0], -1.0)]
-    vectors += [(link.total, -1.0) for link in state.into.values()]
-    vectors += [(link.total, 1.0) for link in state.out.values()]
-    errors: list[float] = []
-    scales = [1e-300]
+    """|L| of one client, relative; NaN if a number is not finite. Large states are summed in parts.
+
+    L is zero up to rounding, whatever happened.
+    """
+    errors = []
     for part in slices(state.z.shape[1]):
         total = torch.zeros_like(state.z[0, part])
-        for vector, sign in vectors:
-            term = vector[part].double()
-            total.add_(term, alpha=sign)
-            scales.append(_largest(term))
+        for vector, sign in terms(state):
+            total.add_(vector[part].double(), alpha=sign)
         errors.append(_largest(total))
-    # tensors, because max() of floats does not pass NaN on
-    return _largest(torch.tensor(errors, dtype=torch.float64)) / float(
-        torch.tensor(scales, dtype=torch.float64).max()
-    )
+    return _maximum(errors) / scale(state)
 
 
 def audit(states: Mapping[str, State]) -> Audit:
@@ -89,8 +83,7 @@ def audit(states: Mapping[str, State]) -> Audit:
                 problems.append(f"link {name} → {receiver}: {problem}")
             largest_in_flight = max(largest_in_flight, _largest(sent))
             total = total + sent
-    scales = torch.tensor([scale(state) for state in states.values()], dtype=torch.float64)
-    largest = float(scales.max())  # NaN if one of them is
+    largest = _maximum([scale(state) for state in states.values()])
     return Audit(_largest(total) / largest, local, epochs, largest_in_flight, problems)
 
 
@@ -120,3 +113,8 @@ def in_flight(out: OutLink, into: InLink | None) -> tuple[Tensor, str]:
 
 def _largest(vector: Tensor | float) -> float:
     return float(torch.as_tensor(vector).abs().max())
+
+
+def _maximum(numbers: list[float]) -> float:
+    """The largest number; NaN if one of them is, which `max` does not pass on."""
+    return float(torch.tensor(numbers, dtype=torch.float64).max())

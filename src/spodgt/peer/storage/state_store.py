@@ -15,9 +15,7 @@ import contextlib
 import errno
 import hashlib
 import json
-import shutil
 import sqlite3
-import tempfile
 import zlib
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -282,7 +280,7 @@ def _vectors(read_at: ReadAt, slots: Mapping[str, Slot]) -> dict[str, Tensor]:
 
 
 def read(directory: str | Path, *, running: bool = False) -> StoredState:
-    """The committed state of a directory, in which nothing is written.
+    """The committed state of a directory, in which nothing is written; a state of 0.2.0 is converted.
 
     Args:
         directory: Of a `DiskStateStore`.
@@ -299,6 +297,8 @@ def read(directory: str | Path, *, running: bool = False) -> StoredState:
         )
     if not running and disks.is_locked(path / VECTORS):
         raise StoreFailed(f"state directory {path} is in use by another process; stop that first.")
+    if (path / DATABASE).exists():
+        DiskStateStore(path).close()
     attempts = _ATTEMPTS if running else 1
     for remaining in reversed(range(attempts)):
         try:
@@ -313,10 +313,7 @@ def read(directory: str | Path, *, running: bool = False) -> StoredState:
 
 
 def _read_newest_commit(path: Path) -> _LoadedCommit | None:
-    if (path / DATABASE).exists():
-        records = [_encode_record(record) for record in read_database(path)]
-    else:
-        records = [_content(path / name) for name in RECORDS]
+    records = [_content(path / name) for name in RECORDS]
     with (path / VECTORS).open("rb") as file:
         return _newest(records, partial(_read_at, file), path, lambda saved: None)
 
@@ -331,20 +328,15 @@ def _read_at(file: BinaryIO, at: int, size: int) -> bytes:
 
 
 def read_database(path: Path) -> list[StoredRecord]:
-    """The commits in the sqlite database of release 0.2.0; nothing is written in the directory."""
+    """The commits in the sqlite database of release 0.2.0."""
     records = []
     fix = "remove the directory: the client joins again with an epoch reset"
-    with tempfile.TemporaryDirectory(prefix="spodgt-state-") as copy:
-        for file in path.glob(f"{DATABASE}*"):  # after a kill its log is played back, which writes
-            shutil.copyfile(file, Path(copy) / file.name)
-        try:
-            with contextlib.closing(sqlite3.connect(Path(copy) / DATABASE)) as database:
-                database.text_factory = bytes
-                rows = database.execute("SELECT generation, body FROM commits").fetchall()
-        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter quotes spoilt text
-            raise StoreFailed(
-                f"{path}/{DATABASE} cannot be read: {_reason(error)}; {fix}."
-            ) from None
+    try:
+        with contextlib.closing(sqlite3.connect(path / DATABASE)) as database:
+            database.text_factory = bytes
+            rows = database.execute("SELECT generation, body FROM commits").fetchall()
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter quotes spoilt text
+        raise StoreFailed(f"{path}/{DATABASE} cannot be read: {_reason(error)}; {fix}.") from None
     for generation, row in rows:
         text = row[_DIGEST:]
         digest = hashlib.sha256(b"%d " % generation + text).hexdigest()

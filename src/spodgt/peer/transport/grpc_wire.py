@@ -25,6 +25,9 @@ from spodgt.peer.transport import wire_format
 SERVICE = "spodgt.peer.Links"
 CONNECT_SECONDS = 5.0
 IDLE_MS = 5_000  # a connection without a stream is closed: a certificate alone must not hold many
+AGE_MS = (
+    9_000  # ± 10 %, then it ends with its last stream: refused requests must not hold it either
+)
 NO_CONNECTION = "closes new connections before TLS begins"
 OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", wire_format.LIMIT),
@@ -175,7 +178,8 @@ class GrpcServer:
         self._shown = identity()  # in handshakes
         connections = ("grpc.max_allowed_incoming_connections", max_connections)
         idle = ("grpc.max_connection_idle_ms", IDLE_MS)
-        self._server = grpc.aio.server(options=[*OPTIONS, connections, idle])
+        age = ("grpc.max_connection_age_ms", AGE_MS)
+        self._server = grpc.aio.server(options=[*OPTIONS, connections, idle, age])
         self.port = 0
 
     async def start(self, address: str, handlers: Mapping[str, Handler]) -> None:
