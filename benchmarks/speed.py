@@ -6,9 +6,15 @@ Against three yardsticks, on the same networks, data, participation and seeds:
   roofline  no machine of this speed can do better: the larger of FLOPs over measured matrix-product
             speed and bytes over measured copy bandwidth
 
-Every figure is the best of several repeats; the spread is printed beside it. Sections: memory, svm,
-logistic, busy, methods, outside, large, networks, mixing, rows, million, growth, start. Results: speed.json
-and growth.png in benchmarks/results; the ratios are appended to history.jsonl.
+Every figure is the best of several repeats; the spread is printed beside it.
+
+    python benchmarks/speed.py                all sections, at most 15 minutes on two quiet cores
+    python benchmarks/speed.py svm mixing     some of memory, svm, logistic, busy, methods, outside, large,
+                                              networks, workers, mixing, growth, start
+    python benchmarks/speed.py --page         no measurement: write the page and its picture again
+
+Results: speed.json, README.md and growth.png in benchmarks/results (--out: another folder). The ratios are
+appended to history.jsonl, which the page of the performance history draws.
 """
 
 from __future__ import annotations
@@ -820,90 +826,6 @@ def mixing(power: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def plane(clients: int, degree: float = 18) -> Callable[[int], spodgt.Network]:
-    """Clients in a plane, with as many links as it takes to connect a million of them."""
-    return lambda seed: spodgt.Network.random_geometric(
-        clients, (degree / np.pi / clients) ** 0.5, seed=seed
-    )
-
-
-def short_rows() -> list[dict[str, Any]]:
-    """Mixing of many rows of 100 numbers, by turns with a copy of 64 MB and with fetching each row once.
-
-    On a random graph and in a plane. `scattered_bound` is the most that is possible if each neighbour's row
-    is read from memory, in whole lines of a cache, at the speed of a copy. A gather reads every row once.
-    """
-    found = []
-    source = torch.randn(64 * 2**20 // 4)
-    target = torch.empty_like(source)
-    for clients in (10**5, 10**6):
-        x, out = torch.randn(clients, 100), torch.empty(clients, 100)
-        shuffled = torch.from_numpy(np.random.default_rng(0).permutation(clients))
-        for kind, make in (("random", sparse(clients)), ("geometric", plane(clients))):
-            net = make(0)
-            links = BatchLinks(1, clients, net.receivers, net.senders)
-            for share in (1.0, 0.5):
-                active = np.random.default_rng(1).random(net.links) < share
-                where = {"dtype": x.dtype, "device": x.device}
-                pull = mixing_operator(links, net.a, links.receivers, **where)
-                push = mixing_operator(links, net.b, links.senders, **where)
-                steps: dict[str, Callable[[], Any]] = {
-                    "copy": partial(target.copy_, source),
-                    "pull": partial(pull, x, active),
-                    "push": partial(push, x, active),
-                    "gather": partial(torch.index_select, x, 0, shuffled, out=out),
-                }
-                seconds = alternating(steps, 7)
-                speed = 2 * source.numel() * 4 / seconds["copy"].min()
-                lines = 64 * np.mean((np.arange(16) * 400 % 64 + 400 + 63) // 64)
-                read = (1 + share * net.links / clients) * lines + 400
-                for name in ("pull", "push"):
-                    once = float(seconds[name].min())
-                    found.append(
-                        {
-                            "workload": f"{name}, {kind}, {net.links / clients:.0f} links each, "
-                            f"{share:.0%} active, {clients:,} × 100",
-                            "seconds": once,
-                            "spread": float(np.median(seconds[name])) / once - 1,
-                            "of_copy": 2 * x.numel() * 4 / once / speed,
-                            "scattered_bound": 800 / read,
-                            "gathers": once / float(seconds["gather"].min()),
-                            "copy_gb_per_s": speed / 1e9,
-                        }
-                    )
-    return found
-
-
-def million(clients: int = 10**6) -> list[dict[str, Any]]:
-    """A round of Spod-GT, half active, as a share of what the memory allows: everything touched once.
-
-    That is x, y and g read and written; an index, two weights and a flag of every link; the samples, their
-    numbers and labels of active clients. Two classes of 7 × 7 pixels: 100 parameters; four samples each.
-    """
-    found = []
-    source = torch.randn(64 * 2**20 // 4)
-    target = torch.empty_like(source)
-    problem = many_clients(clients, each=4, side=7, classes=2)
-    for kind, make in (("geometric", plane(clients)), ("random", sparse(clients))):
-        runs = make_runs(problem, 1, 0.5, make)
-        links = runs[0].network.links
-        touched = 6 * clients * problem.parameters * 4 + 13 * links + clients // 2 * 4 * (49 + 16)
-        seconds = alternating({"copy": partial(target.copy_, source), "round": ours(runs, 1)}, 5)
-        once, speed = float(seconds["round"].min()), 2 * source.numel() * 4 / seconds["copy"].min()
-        found.append(
-            {
-                "workload": f"svm, {clients:,} clients × {problem.parameters}, {kind}, "
-                f"{links / clients:.0f} links each, half active",
-                "rounds_per_s": 1 / once,
-                "spread": float(np.median(seconds["round"])) / once - 1,
-                "of_roofline": touched / speed / once,
-                "roofline_s": touched / speed,
-                "copy_gb_per_s": speed / 1e9,
-            }
-        )
-    return found
-
-
 def growth(power: dict[str, Any]) -> list[dict[str, Any]]:
     """Time and memory against clients, links, parameters and runs; one axis at a time."""
     rows = []
@@ -983,41 +905,84 @@ def show(title: str, rows: list[dict[str, Any]]) -> None:
     CONSOLE.print(table)
 
 
-def write_page(results: dict[str, Any]) -> None:
-    """The same tables as Markdown, with the machine they were measured on."""
-    power = results["machine"]
+_COLUMNS = {
+    "times_loop": "a PyTorch loop with a module and an optimizer per client: speed over its speed",
+    "times_eager": "all clients stacked in plain torch: speed over its speed",
+    "times_roofline": "time over the bound by measured matrix products and copies",
+    "of_copy": "share of the measured copy bandwidth",
+    "of_quiet": "speed over that of the same runs on a quiet machine",
+    "times_vmap": "all clients in one call of torch.func.vmap: speed over its speed",
+    "times_undeclared": "the same method without the compiled step: speed over its speed",
+    "times_spod_gt": "the built-in method: speed over its speed",
+    "outside_kernels": "share of a round that is not spent computing numbers in kernels",
+    "evaluation_rounds": "time of an evaluation, in rounds",
+    "peak_over_states": "peak memory of rounds over the size of all states",
+}
+_ONLY_IN_JSON = ("loop_rounds_per_s", "loop_spread", "quiet_spread", "times_loop_median")
+
+
+def write_page(results: dict[str, Any], out: Path) -> None:
+    """Write README.md: the tables of all sections, each with when and where it was measured."""
+    sections = {name: rows for name, rows in results.items() if isinstance(rows, list)}
     lines = [
         "# How fast the simulator is",
         "",
-        "How fast is it, compared with other ways to compute the same? Ratios, each measured within one "
-        "run by `python benchmarks/speed.py`. Values are the best of several repeats; spread is the distance "
-        "of the median.",
+        "How fast is it, compared with other ways to compute the same? "
+        "Two values are compared within one run, so ratios depend less on the machine than seconds. "
+        "Values are the best of several repeats; spread is the distance of the median.",
         "",
         "| column | compared with |",
         "|---|---|",
-        "| times loop | a PyTorch loop with a module and an optimizer per client |",
-        "| times eager | all clients stacked in plain torch |",
-        "| times roofline | the bound by measured matrix products and copies |",
-        "",
-        f"Machine: {power['cpu']}, {power['threads']} threads, shared; torch {power['torch']}; "
-        f"matrix products {power['gemm_gflops']:.0f} GFLOP/s, copies {power['copy_gb_per_s']:.0f} GB/s.",
     ]
-    for name in [name for name in results if isinstance(results[name], list)]:
-        columns = list(dict.fromkeys(key for row in results[name] for key in row))
-        lines += ["", f"## {name}", "", f"| {' | '.join(columns).replace('_', ' ')} |"]
-        lines.append(f"|{'---|' * len(columns)}")
-        for row in results[name]:
-            cells = (row.get(column, "") for column in columns)
-            lines.append(
-                f"| {' | '.join(f'{v:.3g}' if isinstance(v, float) else str(v) for v in cells)} |"
-            )
-    if "slope_of_links" in results:
-        lines += ["", f"Slope of time against links, log-log: {results['slope_of_links']:.2f}."]
-        lines += ["", "![growth](growth.png)"]
-    (OUT / "README.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    used = {column for rows in sections.values() for row in rows for column in row}
+    for column, meaning in _COLUMNS.items():
+        if column in used:
+            lines.append(f"| {column.replace('_', ' ')} | {meaning} |")
+    for name, rows in sections.items():
+        lines += ["", f"## {name}", "", where(results["measured"].get(name))]
+        if name == "growth":
+            slope = results["slope_of_links"]
+            lines += [
+                "Time and memory of a round against links, links per client, parameters and runs. "
+                f"Time grows with the number of links to the power {slope:.2f}.",
+                "",
+                "![time and memory of a round](growth.png)",
+            ]
+        else:
+            lines += ["", *markdown_table(rows)]
+    lines += ["", "All numbers are in [speed.json](speed.json). Repeat a section: "]
+    lines[-1] += "`python benchmarks/speed.py svm`."
+    (out / "README.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def draw_growth(rows: list[dict[str, Any]]) -> float:
+def where(facts: dict[str, Any] | None) -> str:
+    """When, at which commit and on which machine a section was measured, as a sentence."""
+    if facts is None:
+        return "Date and commit were not recorded."
+    return (
+        f"Measured on {facts['date']} at commit `{facts['commit']}` (version {facts['version']}) "
+        f"on {facts['cpu']}, {facts['threads']} threads, torch {facts['torch']}."
+    )
+
+
+def markdown_table(rows: list[dict[str, Any]]) -> list[str]:
+    columns = dict.fromkeys(key for row in rows for key in row if key not in _ONLY_IN_JSON)
+    lines = [f"| {' | '.join(columns).replace('_', ' ')} |", f"|{'---|' * len(columns)}"]
+    for row in rows:
+        cells = []
+        for column in columns:
+            cells.append(readable(row.get(column, "")))
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def readable(value: Any) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def draw_growth(rows: list[dict[str, Any]], out: Path) -> float:
     """Time per round against each axis, and the slope against links on a log-log scale."""
     from matplotlib.figure import Figure
 
@@ -1044,7 +1009,7 @@ def draw_growth(rows: list[dict[str, Any]]) -> float:
         axes.xaxis.minorticks_off()
         axes.grid(alpha=0.25, which="both")
     figure.axes[0].legend(fontsize=8)
-    figure.savefig(OUT / "growth.png", dpi=140)
+    figure.savefig(out / "growth.png", dpi=140)
     return slope
 
 
@@ -1060,32 +1025,41 @@ def main() -> None:
         "networks": lambda: networks(power),
         "workers": workers,
         "mixing": lambda: mixing(power),
-        "rows": short_rows,
-        "million": million,
         "growth": lambda: growth(power),
         "start": start,
     }
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("section", nargs="*", help=f"of {', '.join(makers)}; all if left out")
-    wanted = parser.parse_args().section or list(makers)
+    parser.add_argument("--out", type=Path, default=OUT, help="folder of the results")
+    parser.add_argument("--page", action="store_true", help="only write the page again")
+    given = parser.parse_args()
+    wanted = given.section or list(makers)
     if unknown := set(wanted) - set(makers):
         parser.error(f"section {min(unknown)!r} is not known; choose from {', '.join(makers)}.")
+    given.out.mkdir(parents=True, exist_ok=True)
+    path = given.out / "speed.json"
+    results: dict[str, Any] = {"measured": {}}
+    if path.exists():
+        results = json.loads(path.read_text(encoding="utf-8"))
+    if given.page:
+        if "growth" in results:
+            draw_growth(results["growth"], given.out)
+        write_page(results, given.out)
+        return
     power = machine()
     CONSOLE.print(power)
-    results: dict[str, Any] = {"machine": power}
-    OUT.mkdir(exist_ok=True)
-    path = OUT / "speed.json"
-    if path.exists():
-        results = json.loads(path.read_text()) | results
+    results["machine"] = power
     for name in wanted:
+        began = time.perf_counter()
         results[name] = makers[name]()
-        show(name, results[name])
-        history.append(name, results[name], power)
+        seconds = round(time.perf_counter() - began, 1)
+        results["measured"][name] = history.facts(power) | {"seconds": seconds}
+        show(f"{name}, measured in {seconds:.0f} s", results[name])
         if name == "growth":
-            results["slope_of_links"] = draw_growth(results[name])
-            CONSOLE.print(f"slope of time against links: {results['slope_of_links']:.3f}")
-        path.write_text(json.dumps(results, indent=1) + "\n")
-        write_page(results)
+            results["slope_of_links"] = draw_growth(results[name], given.out)
+        history.append(name, results[name], power, given.out / "history.jsonl")
+        path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        write_page(results, given.out)
 
 
 if __name__ == "__main__":
