@@ -69,6 +69,22 @@ def test_the_reference_has_every_public_name() -> None:
     assert all(name in reference for name in rest)
 
 
+def test_notes_are_in_the_pages_of_results() -> None:
+    """`tools/results.py` puts notes into the pages; a note changed alone would be lost."""
+    results = ROOT / "docs" / "results"
+    notes = sorted((results / "notes").glob("*.md"))
+    assert notes
+    for note in notes:
+        page = (results / note.name).read_text("utf-8")
+        assert note.read_text("utf-8").strip() in page, note.name
+
+
+def test_methods_have_step_sizes() -> None:
+    """One word for one thing; the glossary has the names that others use."""
+    with_rates = [page for page in PAGES if "learning rate" in (ROOT / page).read_text("utf-8")]
+    assert [page.name for page in with_rates] == ["CHANGELOG.md", "glossary.md"]
+
+
 @pytest.mark.parametrize("page", RUNNABLE, ids=str)
 def test_code_fits_the_page(page: Path) -> None:
     """Lines of at most 88 columns: longer ones are cut at the right edge of the site."""
@@ -158,6 +174,15 @@ def test_links_and_generated_tables_of_the_site(tmp_path: Path) -> None:
     assert lines[0] == "[readme](../index.md#top)"
     assert lines[2:5] == ["| x | y |", "| --- | --- |", "| 1 | 2 |"]
     assert "[a](b.md)" in lines  # code is left as it is
+
+
+def test_pictures_lead_to_themselves(tmp_path: Path) -> None:
+    """On a phone, wide pictures are readable only when they are opened alone."""
+    text = "![a](x.png) and [![b](y.png)](b.md)\n\n| ![c](z.png) |\n|---|\n"
+    (tmp_path / "a.md").write_text(text)
+    shown = write_site.Site().render(write_site.Page(tmp_path / "a.md", "a.md"), with_pictures=True)
+    expected = text.replace("![a](x.png)", "[![a](x.png)](x.png)")
+    assert shown == expected.replace("![c](z.png)", "[![c](z.png)](z.png)")
 
 
 def test_a_block_that_is_not_closed_is_refused(tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ PUBLISHED = {
     "benchmarks/results/README.md": "results/speed.md",
     "benchmarks/results/growth.png": "results/growth.png",
     "benchmarks/results/history.jsonl": "results/history.jsonl",
+    "benchmarks/results/speed.json": "results/speed.json",
 }
 GENERATED: dict[str, Callable[[], str]] = {
     "commands": commands,
@@ -63,6 +64,7 @@ GENERATED: dict[str, Callable[[], str]] = {
 }
 HOME = "---\nhide: [navigation, toc]\n---\n\n"  # the home page has the whole width
 _LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
+_PICTURE = re.compile(r"(?<!\[)!\[[^\]]*\]\(([^)\s]+\.(?:png|svg))\)")  # not inside a link
 _FENCE = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
 
 
@@ -151,6 +153,7 @@ class Site:
         for index in range(0, len(parts), 2):  # text between blocks of code
             if re.search(r"^ *```", parts[index], re.MULTILINE):
                 raise ValueError(f"{page.place}: a block of code is not closed.")
+            parts[index] = _PICTURE.sub(r"[\g<0>](\1)", parts[index])
             parts[index] = _LINK.sub(lambda found: self._site_link(found, page), parts[index])
         text = "".join(parts)
         return HOME + text if page.place == "index.md" else text

@@ -1,5 +1,6 @@
 """Exceptions and warnings.
 
+```text
 SpodgtError
 ├── InvalidInput          one sentence with the name, the value and the fix (exit code 2)
 │   ├── InvalidNetwork    graph or weights
@@ -7,6 +8,7 @@ SpodgtError
 │   ├── InvalidConfig     keys and values of a configuration
 │   └── Incompatible      a method that cannot run in this setting
 └── Failed                a run that started but could not finish (exit code 1)
+```
 """
 
 from __future__ import annotations

@@ -28,4 +28,5 @@ def init(folder: Annotated[Path, typer.Argument(help="A new or an empty folder."
         raise InvalidInput(
             f"{folder} cannot be written: {error.strerror}; give another folder."
         ) from None
-    print(f"{', '.join(_FILES)} in {folder}; next: cd {folder} && spodgt run experiment.toml")
+    print(f"{folder}: {', '.join(_FILES)}")
+    print(f"next: cd {folder} && spodgt run experiment.toml")
