@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 from pathlib import Path
@@ -77,6 +78,16 @@ def test_notes_are_in_the_pages_of_results() -> None:
     for note in notes:
         page = (results / note.name).read_text("utf-8")
         assert note.read_text("utf-8").strip() in page, note.name
+
+
+def test_each_row_of_the_failure_table_can_be_repeated() -> None:
+    """Its figures are typed from a run; what repeats them must exist."""
+    sources = [path.read_text("utf-8") for path in (ROOT / "tests" / "peer").rglob("*.py")]
+    functions = set(re.findall(r"def ((?:test|row)_\w+)\(", "\n".join(sources)))
+    with (ROOT / "docs" / "results" / "peer-failures.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) > 35
+    assert {row["repeated by"].strip("`") for row in rows} <= functions
 
 
 def test_methods_have_step_sizes() -> None:
