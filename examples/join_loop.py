@@ -5,19 +5,16 @@
 # [tool.uv.sources]
 # spodgt = { path = "..", editable = true }
 # ///
-"""A plain training loop with a small CNN, alone or as one site of a run.
+"""The training loop of `alone_loop.py` as a site of a run.
 
-    python examples/join_loop.py                                # alone, all classes
-    python examples/join_loop.py --shard 1/4                    # alone, a quarter of the classes
-    spodgt simulate examples/join_loop.py --clients 4 -- --shard {number}/{clients} --join {folder}
+    spodgt simulate examples/join_loop.py --clients 4 -- --shard {number}/{clients}
 
-The lines that `--join` adds are marked with "# site". Every site scores on all classes.
+Every site trains on its own classes and is scored on all of them.
 """
 
 from __future__ import annotations
 
 import argparse
-from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -59,19 +56,15 @@ def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
     return float((model(x).argmax(1) == y).float().mean())
 
 
-def main(shard: str = "0/1", steps: int = 600, join: str | None = None) -> dict[str, float]:
-    """Train; returns the test accuracy at the end."""
+def main(shard: str = "0/1", steps: int = 600) -> None:
     number, shards = map(int, shard.split("/"))
     x, y, test_x, test_y = load(number, shards)
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    site_or_none = nullcontext()
-    if join is not None:
-        site_or_none = spodgt.join(  # site
-            join, model, optimizer, scheduler=scheduler, block_steps=5, max_silent_blocks=2
-        )
-    with site_or_none as site:  # site
+    with spodgt.join(
+        "peers/lima", model, optimizer, scheduler=scheduler, block_steps=5, max_silent_blocks=2
+    ) as site:
         for step in range(1, steps + 1):
             batch = torch.randint(len(x), (32,))
             loss = nn.functional.cross_entropy(model(x[batch]), y[batch])
@@ -79,16 +72,15 @@ def main(shard: str = "0/1", steps: int = 600, join: str | None = None) -> dict[
             loss.backward()
             optimizer.step()
             scheduler.step()
-            if site is not None and step % 20 == 0:
-                site.report(loss=loss.item(), accuracy=accuracy(model, test_x, test_y))  # site
-    score = accuracy(model, test_x, test_y)
-    print(f"test accuracy {score:.3f}")
-    return {"accuracy": score}
+            if step % 20 == 0:
+                score = accuracy(model, test_x, test_y)
+                print(f"step {step}: loss {loss.item():.3f}, test accuracy {score:.3f}")
+                site.report(loss=loss.item(), accuracy=score)
+    print(f"test accuracy {accuracy(model, test_x, test_y):.3f}")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shard", default="0/1", help="NUMBER/COUNT: classes with this remainder")
     parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--join", metavar="FOLDER", help="folder of a site")
     main(**vars(parser.parse_args()))

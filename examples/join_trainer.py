@@ -5,13 +5,11 @@
 # [tool.uv.sources]
 # spodgt = { path = "..", editable = true }
 # ///
-"""Hugging Face Trainer with LoRA adapters on a small text classifier, alone or as one site of a run.
+"""The Trainer of `alone_trainer.py` as a site of a run.
 
-    python examples/join_trainer.py                             # alone
-    spodgt simulate examples/join_trainer.py --clients 4 -- --shard {number}/{clients} --join {folder}
+    spodgt simulate examples/join_trainer.py --clients 4 -- --shard {number}/{clients}
 
-The model is made here with fixed weights, nothing is downloaded; only adapters and the classifier
-travel. The lines that `--join` adds are marked with "# site".
+Only the adapters and the classifier travel.
 """
 
 from __future__ import annotations
@@ -67,20 +65,16 @@ def accuracy(prediction: object) -> dict[str, float]:
     return {"accuracy": float((logits.argmax(-1) == labels).mean())}
 
 
-def main(shard: str = "0/1", steps: int = 200, join: str | None = None) -> dict[str, float]:
-    """Train; returns the test accuracy at the end."""
+def main(shard: str = "0/1", steps: int = 200) -> None:
     number, shards = map(int, shard.split("/"))
     topics = [topic for topic in range(TOPICS) if topic % shards == number % TOPICS] or [0]
-    callbacks = []
-    if join is not None:
-        callbacks = [SpodgtCallback(join, block_steps=5, max_silent_blocks=2)]  # site
     with tempfile.TemporaryDirectory() as output:
         arguments = TrainingArguments(
             output,
             max_steps=steps,
             per_device_train_batch_size=16,
             learning_rate=1e-2,
-            max_grad_norm=0,  # site: clipping would come before the correction
+            max_grad_norm=0,  # clipping would come before the correction
             eval_strategy="steps",
             eval_steps=max(1, steps // 5),
             logging_steps=10,
@@ -95,17 +89,17 @@ def main(shard: str = "0/1", steps: int = 200, join: str | None = None) -> dict[
             train_dataset=texts(400, topics, seed=1 + number),
             eval_dataset=texts(200, list(range(TOPICS)), seed=0),
             compute_metrics=accuracy,
-            callbacks=callbacks,
+            callbacks=[
+                SpodgtCallback("peers/lima", block_steps=5, max_silent_blocks=2, max_norm=1.0)
+            ],
         )
         trainer.train()
         score = trainer.evaluate()["eval_accuracy"]
     print(f"test accuracy {score:.3f}")
-    return {"accuracy": score}
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shard", default="0/1", help="NUMBER/COUNT: topics with this remainder")
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--join", metavar="FOLDER", help="folder of a site")
     main(**vars(parser.parse_args()))
