@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["spodgt", "lightning>=2.4"]
+# dependencies = ["spodgt[lightning]"]
 #
 # [tool.uv.sources]
 # spodgt = { path = "..", editable = true }

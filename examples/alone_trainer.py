@@ -1,6 +1,9 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["torch", "transformers", "accelerate", "peft"]
+# dependencies = ["spodgt[transformers]"]
+#
+# [tool.uv.sources]
+# spodgt = { path = "..", editable = true }
 # ///
 """Hugging Face Trainer with LoRA adapters on a small text classifier that is made here.
 

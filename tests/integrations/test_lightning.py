@@ -44,6 +44,22 @@ class Slope(LightningModule):  # type: ignore[misc]
         return [torch.optim.SGD(self.parameters(), lr=1.0) for _ in range(self.optimizers_made)]
 
 
+class Manual(Slope):
+    """Makes its steps itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, slope: Tensor, number: int) -> Tensor:
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        loss = super().training_step(slope, number)
+        self.manual_backward(loss)
+        optimizer.step()
+        return loss
+
+
 class TwoOptimizers(Slope):
     optimizers_made = 2
 
@@ -89,6 +105,24 @@ def test_gradient_accumulation_is_one_step() -> None:
     fit(session, Slope(), [1.0, 2.0, 3.0, 4.0], accumulate_grad_batches=4)
     assert session.correction.steps == 1
     assert torch.allclose(session.correction.gradient_sum, torch.full((3,), 2.5))
+
+
+def test_manual_optimization_is_corrected_once_in_a_step() -> None:
+    session = LocalSession(max_norm=0.1)
+    model = Manual()
+    fit(session, model, [0.5])
+    assert session.correction.steps == 1
+    assert torch.allclose(session.correction.gradient_sum, torch.full((3,), 0.5))
+    assert float((model.w.detach() - 1).norm()) == pytest.approx(0.1, rel=1e-4)
+
+
+def test_mixed_precision_leaves_gradients_and_parameters_in_float32() -> None:
+    session = LocalSession()
+    model = Slope()
+    fit(session, model, [0.5], precision="bf16-mixed")
+    assert model.w.dtype == torch.float32
+    assert torch.allclose(session.correction.gradient_sum, torch.full((3,), 0.5))
+    assert torch.allclose(model.w, torch.full((3,), 1 - 0.5 - D))
 
 
 def test_error_of_the_module_ends_the_site() -> None:

@@ -35,7 +35,12 @@ class Slope(nn.Module):
 
 
 def train(
-    folder: Path, session: LocalSession, *, slopes: list[float], **options: Any
+    folder: Path,
+    session: LocalSession,
+    *,
+    slopes: list[float],
+    resume: bool | None = None,
+    **options: Any,
 ) -> tuple[Slope, Any]:
     callback = SpodgtCallback("unused")
     callback.session = session
@@ -54,13 +59,15 @@ def train(
         **options,
     }
     model = Slope()
+    data = [{"slope": torch.tensor(slope)} for slope in slopes]
     trainer = transformers.Trainer(
         model,
         transformers.TrainingArguments(str(folder), **settings),
-        train_dataset=[{"slope": torch.tensor(slope)} for slope in slopes],
+        train_dataset=data,
+        eval_dataset=data,
         callbacks=[callback],
     )
-    trainer.train()
+    trainer.train(resume_from_checkpoint=resume)
     return model, trainer
 
 
@@ -90,6 +97,77 @@ def test_max_norm_clips_the_corrected_gradient(tmp_path: Path) -> None:
 def test_clipping_of_the_trainer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"max_grad_norm=1\.0 clips .* use max_grad_norm=0"):
         train(tmp_path, LocalSession(), slopes=[0.5], max_grad_norm=1.0)
+
+
+def test_mixed_precision_leaves_gradients_and_parameters_in_float32(tmp_path: Path) -> None:
+    session = LocalSession()
+    model, _ = train(tmp_path, session, slopes=[0.5], bf16=True)
+    assert model.w.dtype == torch.float32
+    assert torch.allclose(session.correction.gradient_sum, torch.full((3,), 0.5))
+    assert torch.allclose(model.w, torch.full((3,), 1 - 0.5 - D))
+
+
+def test_compiled_model_is_corrected(tmp_path: Path) -> None:
+    session = LocalSession()
+    options = {"torch_compile": True, "torch_compile_backend": "eager"}
+    model, _ = train(tmp_path, session, slopes=[0.5], **options)
+    assert torch.allclose(model.w, torch.full((3,), 1 - 0.5 - D))
+
+
+def test_resumed_training_records_only_its_own_steps(tmp_path: Path) -> None:
+    options = {"save_strategy": "steps", "save_steps": 2, "learning_rate": 0.5}
+    train(tmp_path, LocalSession(), slopes=[0.5] * 3, max_steps=2, **options)
+    session = LocalSession()
+    model, trainer = train(tmp_path, session, slopes=[0.5] * 3, max_steps=3, resume=True, **options)
+    assert trainer.state.global_step == 3
+    assert session.correction.steps == 1
+    assert torch.allclose(model.w, torch.full((3,), 1 - 3 * 0.5 * (0.5 + D)))
+
+
+def test_best_model_is_loaded_before_the_site_ends(tmp_path: Path) -> None:
+    class Watched(LocalSession):
+        def end(self, error: BaseException | None = None) -> None:
+            super().end(error)
+            self.last_model = self.correction.row.read()
+
+    session = Watched()
+    model, trainer = train(
+        tmp_path,
+        session,
+        slopes=[0.5] * 3,
+        max_steps=3,
+        eval_strategy="steps",
+        eval_steps=1,
+        save_strategy="steps",
+        save_steps=1,
+        load_best_model_at_end=True,
+        greater_is_better=True,  # the loss falls, so the first checkpoint is the best
+    )
+    assert trainer.state.best_model_checkpoint.endswith("checkpoint-1")
+    assert torch.allclose(model.w, torch.full((3,), 1 - 0.5 - D))
+    assert torch.equal(session.last_model[:3].float(), model.w.detach())
+
+
+def test_accelerate_accumulates_and_clips_after_the_correction() -> None:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    plain = Slope()
+    model, optimizer = accelerator.prepare(plain, torch.optim.SGD(plain.parameters(), lr=1.0))
+    session = LocalSession()
+    session.begin(model, optimizer)
+    assert session.hooks is not None
+    for slope in (1.0, 2.0):
+        with accelerator.accumulate(model):
+            accelerator.backward(model(torch.tensor([slope]))["loss"])
+            if accelerator.sync_gradients:
+                session.hooks.correct()
+                accelerator.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+    assert session.correction.steps == 1
+    assert torch.allclose(session.correction.gradient_sum, torch.full((3,), 1.5))
+    assert float((plain.w.detach() - 1).norm()) == pytest.approx(0.1, rel=1e-4)
 
 
 def test_accelerate_wrapper_of_the_optimizer_is_found(tmp_path: Path) -> None:

@@ -112,6 +112,17 @@ def test_a_killed_site_is_named_with_the_signal(tmp_path: Path) -> None:
             processes.wait(lambda: None, 120)
 
 
+def test_a_site_that_never_joins_is_named(tmp_path: Path) -> None:
+    run = prepared(tmp_path)
+    too_early = pytest.raises(Failed, match=r"p0 had not joined after 0\.01 s; train longer")
+    with SiteProcesses(run) as processes, too_early:
+        processes.wait(lambda: None, 0.01)
+    run.script.write_text("print('another file now')")
+    never = pytest.raises(Failed, match="p0 had not joined when its script ended")
+    with SiteProcesses(run) as processes, never:
+        processes.wait(lambda: None, 120)
+
+
 def test_limits_of_sites_and_links_are_in_the_manifest(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)

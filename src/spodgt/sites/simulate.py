@@ -25,6 +25,7 @@ from spodgt.peer.membership import run_folders
 from spodgt.peer.membership.manifest import Manifest
 from spodgt.peer.options import Deployment
 from spodgt.peer.protocol.audit import Audit
+from spodgt.peer.storage.state_store import has_state
 from spodgt.sites.run_setup import create_script_run, read_layout
 from spodgt.sites.seeds import SEED_VARIABLE
 from spodgt.sites.site import FOLDER_VARIABLE
@@ -215,7 +216,7 @@ class SiteProcesses:
             seconds: Longest time; then all are ended, as by a crash.
 
         Raises:
-            Failed: a process ended with an error.
+            Failed: a process ended with an error, or a site never joined.
         """
         deadline = None if seconds is None else time.monotonic() + seconds
         while True:
@@ -224,11 +225,19 @@ class SiteProcesses:
                 if code:
                     raise Failed(self._describe_failure(name, code))
             if all(code == 0 for code in codes.values()):
+                self._check_joined("when its script ended; call spodgt.join in it")
                 return
             if deadline is not None and time.monotonic() >= deadline:
+                self._check_joined(f"after {seconds:g} s; train longer")
                 return
             on_poll()
             time.sleep(_POLL_SECONDS)
+
+    def _check_joined(self, when: str) -> None:
+        """Refuse a run in which a site has no state."""
+        for name in self.running:
+            if not has_state(self.run.site_folder(name) / "state"):
+                raise Failed(f"{name} had not joined {when}; see {self.run.output(name)}.")
 
     def _describe_failure(self, name: str, code: int) -> str:
         how = f"ended with exit code {code}"

@@ -279,6 +279,11 @@ def _vectors(read_at: ReadAt, slots: Mapping[str, Slot]) -> dict[str, Tensor]:
     return vectors
 
 
+def has_state(directory: Path) -> bool:
+    """Whether a client has committed a state in this directory."""
+    return any((directory / name).exists() for name in (DATABASE, *RECORDS))
+
+
 def read(directory: str | Path, *, running: bool = False) -> StoredState:
     """The committed state of a directory, in which nothing is written; a state of 0.2.0 is converted.
 
@@ -291,7 +296,7 @@ def read(directory: str | Path, *, running: bool = False) -> StoredState:
         StoreFailed: The state is damaged, or in use and `running` is false.
     """
     path = Path(directory)
-    if not any((path / name).exists() for name in (DATABASE, *RECORDS)):
+    if not has_state(path):
         raise InvalidInput(
             f"{directory} holds no peer state; give the state directory of a client."
         )
