@@ -140,6 +140,7 @@ def test_best_model_is_loaded_before_the_site_ends(tmp_path: Path) -> None:
         eval_steps=1,
         save_strategy="steps",
         save_steps=1,
+        label_names=["slope"],  # makes the Trainer compute a loss in evaluation
         load_best_model_at_end=True,
         greater_is_better=True,  # the loss falls, so the first checkpoint is the best
     )
