@@ -109,13 +109,13 @@ def test_mixed_precision_leaves_gradients_and_parameters_in_float32(tmp_path: Pa
 
 def test_compiled_model_is_corrected(tmp_path: Path) -> None:
     session = LocalSession()
-    options = {"torch_compile": True, "torch_compile_backend": "eager"}
+    options: dict[str, Any] = {"torch_compile": True, "torch_compile_backend": "eager"}
     model, _ = train(tmp_path, session, slopes=[0.5], **options)
     assert torch.allclose(model.w, torch.full((3,), 1 - 0.5 - D))
 
 
 def test_resumed_training_records_only_its_own_steps(tmp_path: Path) -> None:
-    options = {"save_strategy": "steps", "save_steps": 2, "learning_rate": 0.5}
+    options: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2, "learning_rate": 0.5}
     train(tmp_path, LocalSession(), slopes=[0.5] * 3, max_steps=2, **options)
     session = LocalSession()
     model, trainer = train(tmp_path, session, slopes=[0.5] * 3, max_steps=3, resume=True, **options)
