@@ -165,14 +165,14 @@ def run(
         check(spec)
     failures = _FailureCollector(on_event)
     with exclusive(folder), sigterm_as_interrupt():
-        is_portable = all(is_portable(cell.experiment) for cell in pending)
-        pool = _create_executor(pending, backend, workers, is_portable)
+        all_portable = all(is_portable(cell.experiment) for cell in pending)
+        pool = _create_executor(pending, backend, workers, all_portable)
         try:
             for cell in outdated:  # deleted only after all checks
                 shutil.rmtree(cell.folder, ignore_errors=True)
             _write_source(spec, folder)
             for cell in pending:
-                pool.submit(cell.job(save_every, None if is_portable else workers))
+                pool.submit(cell.job(save_every, None if all_portable else workers))
             pool.wait(failures)
         finally:
             pool.close()
