@@ -126,14 +126,14 @@ def train(group: Any, model: str, rounds: int) -> dict[str, Any]:
 
 def exchange(group: Any, ways: int, repeats: int = 15) -> dict[str, Any]:
     """Vectors of 45 MB through the runtime's own messages, against a plain copy of as many bytes."""
-    from spodgt.runtimes.distributed.client_blocks import Traffic
+    from spodgt.runtimes.distributed.client_blocks import BlockTraffic
     from spodgt.runtimes.distributed.messages import FieldKey, Messenger, MixedTensor
 
     x, peer, row = torch.randn(1, LARGE // 4), 1 - group.rank, np.array([0])
     sends = {peer: row} if ways == 2 or group.rank == 0 else {}
     receives = {peer: row} if ways == 2 or group.rank == 1 else {}
     messenger, times, copies, target = Messenger(group), [], [], torch.empty_like(x)
-    item = MixedTensor(FieldKey("pull", None), x, Traffic(sends, receives))
+    item = MixedTensor(FieldKey("pull", None), x, BlockTraffic(sends, receives))
     for k in range(repeats):
         group.sum(torch.zeros(1))  # start together
         began = time.perf_counter()

@@ -63,7 +63,12 @@ def main(shard: str = "0/1", steps: int = 600) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     with spodgt.join(
-        "peers/lima", model, optimizer, scheduler=scheduler, block_steps=5, max_silent_blocks=2
+        "peers/lima",
+        model,
+        optimizer,
+        scheduler=scheduler,
+        block_steps=5,
+        max_silent_blocks=2,
     ) as site:
         for step in range(1, steps + 1):
             batch = torch.randint(len(x), (32,))

@@ -90,7 +90,12 @@ def main(shard: str = "0/1", steps: int = 200) -> None:
             eval_dataset=texts(200, list(range(TOPICS)), seed=0),
             compute_metrics=accuracy,
             callbacks=[
-                SpodgtCallback("peers/lima", block_steps=5, max_silent_blocks=2, max_norm=1.0)
+                SpodgtCallback(
+                    "peers/lima",
+                    block_steps=5,
+                    max_silent_blocks=2,
+                    max_norm=1.0,
+                ),
             ],
         )
         trainer.train()

@@ -30,7 +30,7 @@ from spodgt.figures import key_label
 from spodgt.record import Record, statistics
 from spodgt.record.models import read_model
 from spodgt.record.sweep import label
-from spodgt.report.page import Page
+from spodgt.report.page import ReportPage
 from spodgt.report.render import duration
 from spodgt.report.tables import RARE
 from spodgt.sweeps import grid as experiments
@@ -83,7 +83,7 @@ def main() -> None:
     (given.out / "README.md").write_text(index(rows, about), encoding="utf-8")
 
 
-def publish(name: str, page: Page, out: Path, absent: Sequence[str]) -> None:
+def publish(name: str, page: ReportPage, out: Path, absent: Sequence[str]) -> None:
     """One page with its tables and pictures; `absent` are the settings that were not run."""
     report.draw(page)
     for suffix in ("png", "pdf"):
@@ -96,7 +96,7 @@ def publish(name: str, page: Page, out: Path, absent: Sequence[str]) -> None:
     )
 
 
-def text(name: str, page: Page, out: Path, absent: Sequence[str]) -> Iterator[str]:
+def text(name: str, page: ReportPage, out: Path, absent: Sequence[str]) -> Iterator[str]:
     metric = statistics.primary_metric(page.results)
     yield f"# Figure {page.sweep.figure}: {page.title}\n"
     yield f"![{page.title}]({name}.png)\n"
@@ -117,7 +117,7 @@ def text(name: str, page: Page, out: Path, absent: Sequence[str]) -> Iterator[st
     yield f"Numbers of every cell, method and seed: {', '.join(files)}. Figure: [PDF]({name}.pdf)."
 
 
-def tables(page: Page, metric: str) -> Iterator[str]:
+def tables(page: ReportPage, metric: str) -> Iterator[str]:
     yield f"## Final {metric}\n"
     yield "Mean ± standard deviation over seeds, best in bold. Leads are paired over seeds."
     diverged = page.results[page.results["diverged"]]
@@ -136,7 +136,7 @@ def tables(page: Page, metric: str) -> Iterator[str]:
     yield from step_part(page, metric)
 
 
-def verdict(page: Page) -> str:
+def verdict(page: ReportPage) -> str:
     """How the paper's claim fares among the paper's methods, in one sentence of numbers."""
     table = summaries(page)
     table = table[table["method"].isin(PAPERS)]
@@ -188,14 +188,14 @@ def learned(run: Record) -> bool:
     return bool(gains.max() >= _LEARNED)
 
 
-def missing(name: str, page: Page) -> list[str]:
+def missing(name: str, page: ReportPage) -> list[str]:
     """The settings of the experiment that the page does not have: the values of its keys."""
     present = [point for point, _ in groups(page)]
     return [label(point) for point in experiments.load(name).points() if point not in present]
 
 
 # --- tables -----------------------------------------------------------------------------------------
-def groups(page: Page) -> list[tuple[dict[str, Any], pd.DataFrame]]:
+def groups(page: ReportPage) -> list[tuple[dict[str, Any], pd.DataFrame]]:
     keys = list(page.sweep.grid)
     if not keys:
         return [({}, page.results)]
@@ -206,11 +206,11 @@ def groups(page: Page) -> list[tuple[dict[str, Any], pd.DataFrame]]:
     ]
 
 
-def reference(page: Page) -> str:
+def reference(page: ReportPage) -> str:
     return statistics.reference(page.methods)
 
 
-def summaries(page: Page) -> pd.DataFrame:
+def summaries(page: ReportPage) -> pd.DataFrame:
     known = statistics.available_metrics(page.results)
     tables = [
         statistics.summary(rows, [*known, "round", "delay"]).reset_index().assign(**point)
@@ -220,7 +220,7 @@ def summaries(page: Page) -> pd.DataFrame:
     return table[[*page.sweep.grid, *(name for name in table if name not in page.sweep.grid)]]
 
 
-def differences(page: Page) -> pd.DataFrame:
+def differences(page: ReportPage) -> pd.DataFrame:
     metric = statistics.primary_metric(page.results)
     rows = [
         {**point, **{key: getattr(one, key) for key in one.__dataclass_fields__}, "metric": metric}
@@ -247,7 +247,7 @@ def shown(means: pd.DataFrame, method: str, metric: str) -> str:
     return f"**{value}**" if one[metric] == best else value
 
 
-def grid_table(page: Page, metric: str) -> Iterator[str]:
+def grid_table(page: ReportPage, metric: str) -> Iterator[str]:
     """One row per setting, one column per method."""
     rows = []
     for point, part in groups(page):
@@ -257,7 +257,7 @@ def grid_table(page: Page, metric: str) -> Iterator[str]:
     yield from table([*(key_label(key) for key in page.sweep.grid), *page.methods], rows)
 
 
-def method_table(page: Page, metric: str) -> Iterator[str]:
+def method_table(page: ReportPage, metric: str) -> Iterator[str]:
     """One row per method: its mean, and the lead of the reference over it."""
     means = statistics.summary(page.results, [metric])
     leads = differences(page).set_index("method")
@@ -273,7 +273,7 @@ def method_table(page: Page, metric: str) -> Iterator[str]:
     yield from table(["method", metric, lead, "95 % interval", "seeds ahead"], rows)
 
 
-def draw_table(page: Page) -> Iterator[str]:
+def draw_table(page: ReportPage) -> Iterator[str]:
     record, rows = page.records[0], []
     observed = record.observed().get(reference(page), {})
     for seed, net in record.drawn().items():
@@ -303,7 +303,7 @@ def draw_table(page: Page) -> Iterator[str]:
     yield from table(heads, rows)
 
 
-def step_part(page: Page, metric: str) -> Iterator[str]:
+def step_part(page: ReportPage, metric: str) -> Iterator[str]:
     """Where the networks differ: what a step counts for on each, next to what Spod-GT made of it."""
     keys = [key for key in page.sweep.grid if key.startswith("network.")]
     if not keys:
@@ -331,7 +331,7 @@ def step_part(page: Page, metric: str) -> Iterator[str]:
     yield ""
 
 
-def recall_part(page: Page) -> Iterator[str]:
+def recall_part(page: ReportPage) -> Iterator[str]:
     """With one label per client: how well a class is known, by how often its client computes."""
     record = page.records[0]
     config = record.config
@@ -366,7 +366,7 @@ def recall_part(page: Page) -> Iterator[str]:
     yield ""
 
 
-def cost(page: Page) -> str:
+def cost(page: ReportPage) -> str:
     """The time it took, counted in the processes that did it."""
     if not page.sweep.seconds:
         return ""
@@ -378,7 +378,7 @@ def cost(page: Page) -> str:
 _HEADS = ["figure", "experiment", "cells", "result", "time"]
 
 
-def row(stem: str, name: str, page: Page) -> list[str]:
+def row(stem: str, name: str, page: ReportPage) -> list[str]:
     """The index's line on a page."""
     spec = experiments.load(name)
     state = f"{len(page.records)} of {len(spec.points())} cells" if missing(name, page) else "done"

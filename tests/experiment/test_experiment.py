@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 import spodgt
 from spodgt.errors import InvalidConfig, InvalidData, InvalidInput, InvalidNetwork
 from spodgt.experiment import Classification, Experiment, RandomQuadratic, RunOptions
+from spodgt.experiment.checks import check_files
 from spodgt.network import GraphFile
 from spodgt.network.graphs import RECIPES, KOut, RandomGeometric, Ring
 from spodgt.participation import PARTICIPATIONS, Beta, Trace, TraceFile
@@ -369,10 +370,10 @@ def test_files_are_read_when_they_are_needed(tmp_path: Path) -> None:
     experiment = Experiment.parse(tables)
     assert isinstance(experiment.participation, TraceFile)
     with pytest.raises(InvalidConfig, match=r"net\.csv' does not exist"):
-        experiment.check()
+        check_files(experiment)
     (tmp_path / "net.csv").write_text("0,1\n1,0\n")
     with pytest.raises(InvalidInput, match=r"who\.csv does not exist"):
-        experiment.check()
+        check_files(experiment)
     (tmp_path / "who.csv").write_text(
         "round,receiver,sender,up\n0,0,0,1\n0,1,1,1\n1,0,1,1\n1,1,0,1\n1,1,1,1\n"
     )

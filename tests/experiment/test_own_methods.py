@@ -19,6 +19,7 @@ from spodgt.algorithms import describe
 from spodgt.errors import InvalidConfig, InvalidInput
 from spodgt.experiment import Experiment
 from spodgt.experiment.checks import is_portable
+from spodgt.experiment.user_code import code_checksums
 
 METHOD = '''
 from dataclasses import dataclass
@@ -232,7 +233,7 @@ def test_a_function_of_a_file_is_a_key_of_configs(project: Path) -> None:
     (method,) = experiment.methods
     assert method.schedule.at(5) == pytest.approx(0.1)  # type: ignore[attr-defined]
     assert is_portable(experiment)
-    assert "source of steps.py:decay" in experiment.sources
+    assert "source of steps.py:decay" in code_checksums(experiment)
 
 
 def test_another_function_is_another_run(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from spodgt.experiment import Experiment
 from spodgt.network import Network, graphs
 from spodgt.participation import delay
 from spodgt.participation.correlated import split_into_regions
-from spodgt.peer.process.local_problem import read_capacity
 from spodgt.problems import Quadratic
 from spodgt.types import Bools, Floats
 from tests.strategies import SEEDS, bursts, networks
@@ -314,21 +313,6 @@ def test_every_kind_runs_from_a_file_and_resumes(kind: str, tmp_path: Path) -> N
     spodgt.run(experiment.override({"run.rounds": 20}), out=tmp_path / "out")
     rest = spodgt.run(experiment, out=tmp_path / "out", resume=True)
     pd.testing.assert_frame_equal(rest.frame, whole.frame, check_exact=True)
-
-
-def test_a_peer_computes_as_the_simulator_says() -> None:
-    for table in (
-        {"kind": "markov", "on": 5.0, "off": 2.0},
-        {"kind": "day-night", "day": 6, "night": 4},
-    ):
-        device = read_capacity(table, 3, 4)
-        drawn = (
-            Experiment.parse({"participation": table, "network": {"clients": 12}})
-            .draw(3)
-            .availability
-        )
-        assert device.p == pytest.approx(drawn.p[4])
-        assert [device.computes(k) for k in range(100)] == drawn.computes(range(100))[:, 4].tolist()
 
 
 # --- edges ----------------------------------------------------------------------------------------------

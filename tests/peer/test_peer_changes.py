@@ -267,7 +267,7 @@ def test_a_neighbour_that_never_answers_delays_no_manifest_of_another(
     )
     asked = []
 
-    async def answer(what: str, own: Any, address: str, name: str, **_: Any) -> bytes:
+    async def answer(what: str, own: Any, address: str, name: str, *_: Any) -> bytes:
         asked.append(name)
         if name == "p1":
             await asyncio.sleep(3600)
