@@ -36,13 +36,14 @@ package: $(STAMP)
 	$(VENV)/bin/python tools/package.py dist
 
 # The two ends of what pyproject.toml allows, for $(PYTHON); each downloads some 3 GB, most of it CUDA.
+# --no-config: without the version of torch that tool.uv pins for the lock.
 lowest: RESOLUTION := lowest-direct
 newest: RESOLUTION := highest
 lowest newest:
 	$(PYTHON) -m venv --clear build/$@
 	build/$@/bin/python -m pip install --quiet uv
-	build/$@/bin/uv pip install --quiet --python build/$@/bin/python --resolution $(RESOLUTION) --editable ".[peer]"
-	build/$@/bin/uv pip install --quiet --python build/$@/bin/python pytest hypothesis
+	build/$@/bin/uv pip install --no-config --quiet --python build/$@/bin/python --resolution $(RESOLUTION) --editable ".[peer]"
+	build/$@/bin/uv pip install --no-config --quiet --python build/$@/bin/python pytest hypothesis
 	build/$@/bin/python -c "import sys, torch; print('Python', sys.version.split()[0], 'torch', torch.__version__)"
 	build/$@/bin/python -m pytest -o filterwarnings=default $(SMOKE)
 

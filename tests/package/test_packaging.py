@@ -71,6 +71,16 @@ def test_the_lock_is_that_of_the_declared_dependencies() -> None:
             assert requirement.specifier.contains(version), f"{requirement}: run make lock"
 
 
+def test_the_ends_are_installed_without_the_pin_of_the_lock() -> None:
+    """`uv pip install` in the checkout would else take the torch of `tool.uv` at both ends."""
+    assert read_toml("pyproject.toml")["tool"]["uv"]["constraint-dependencies"]
+    recipe = (ROOT / "Makefile").read_text(encoding="utf-8").partition("\nlowest newest:\n")[2]
+    recipe = recipe.partition("\n\n")[0]
+    installs = [line for line in recipe.splitlines() if "uv pip install" in line]
+    assert len(installs) == 2
+    assert all("--no-config" in line for line in installs)
+
+
 def test_every_supported_python_is_declared_and_tested() -> None:
     project = read_toml("pyproject.toml")["project"]
     supported = SpecifierSet(project["requires-python"])
