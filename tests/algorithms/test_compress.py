@@ -18,6 +18,7 @@ import spodgt
 from spodgt.algorithms import describe, method
 from spodgt.algorithms.checks import check
 from spodgt.algorithms.compose.codecs import Int8Codec, Int8Intervals, SparseCodec
+from spodgt.algorithms.compose.compressors import COMPRESSORS
 from spodgt.errors import Incompatible, InvalidInput
 from spodgt.kernels.links import move_into_intervals
 from spodgt.network import Network, graphs
@@ -31,6 +32,7 @@ KINDS: dict[str, Any] = {
     "top-k": {"kind": "top-k", "share": 0.3},
     "rand-k": {"kind": "rand-k", "share": 0.4},
 }
+NAMES = " or ".join(COMPRESSORS)
 DTYPES = (torch.float32, torch.float64)
 
 
@@ -252,6 +254,12 @@ def test_the_tally_is_that_of_the_compiled_step() -> None:
 
 
 # --- edges -----------------------------------------------------------------------------------------------
+def test_every_kind_is_tested_and_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs/howto/compress.md").read_text(encoding="utf-8")
+    assert set(KINDS) == set(COMPRESSORS)
+    assert all(f"| `{kind}` |" in page for kind in COMPRESSORS)
+
+
 def test_it_is_described_as_it_was_given() -> None:
     assert describe(method("spod-gt", compress="int8"))["compress"] == "int8"
     assert describe(method("spod-gt", compress=True))["compress"] == "int8"
@@ -267,9 +275,9 @@ def test_it_is_described_as_it_was_given() -> None:
     [
         (
             "int4",
-            "compress of spod-gt must be int8 or top-k or rand-k, got 'int4'; use compress=\"int8\".",
+            f"compress of spod-gt must be {NAMES}, got 'int4'; use compress=\"int8\".",
         ),
-        (0.5, "compress of spod-gt must be int8 or top-k or rand-k, got 0.5"),
+        (0.5, f"compress of spod-gt must be {NAMES}, got 0.5"),
         (
             {"kind": "top-k", "share": 0},
             "compress of spod-gt must be with share above 0 and at most 1, got 0",
