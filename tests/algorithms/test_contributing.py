@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md says what it takes to add a method: one file and one line. Here it is done."""
+"""CONTRIBUTING.md says what it takes to add a method: a file, a line, an export. Here it is done."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def example() -> str:
 
 
 def with_the_example(folder: Path) -> None:
-    """A copy of the repository with the example's file, and its line in the list."""
+    """A copy of the repository with the example's file, its line in the list and its export."""
     for name in COPIED:
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -46,12 +46,19 @@ def with_the_example(folder: Path) -> None:
         else:
             shutil.copy2(ROOT / name, target)
     (folder / "src/spodgt/algorithms/alone.py").write_text(example(), "utf-8")
-    registry = folder / "src/spodgt/algorithms/registry.py"
-    text, lines = re.subn(
-        r"(METHODS = \([^)]*)\)", r'\1    "alone",\n)', registry.read_text("utf-8")
-    )
-    assert lines == 1
-    registry.write_text(text, "utf-8")
+    package = folder / "src/spodgt"
+    insert(package / "algorithms/registry.py", r"(METHODS = \([^)]*)\)", r'\1    "alone",\n)')
+    insert(package / "__init__.py", r"(_METHODS = \{[^}]*)\}", r'\1    "alone": "Alone",\n}')
+    stub = package / "__init__.pyi"
+    line = "from spodgt.algorithms.alone import Alone"
+    insert(stub, r"(?m)^(from spodgt.algorithms.ab import)", rf"{line}\n\1")
+    insert(stub, r"(__all__ = \[)", r'\1\n    "Alone",')
+
+
+def insert(path: Path, pattern: str, replacement: str) -> None:
+    text, places = re.subn(pattern, replacement, path.read_text("utf-8"))
+    assert places == 1
+    path.write_text(text, "utf-8")
 
 
 def run_tests(folder: Path, *options: str) -> None:
@@ -81,7 +88,10 @@ def test_the_example_keeps_the_contract(tmp_path: Path) -> None:
     """The tests of the new method, and those of the list, the page and the references."""
     with_the_example(tmp_path)
     run_tests(
-        tmp_path, "-k", "alone or (test_algorithms_checks and not refus and not runs_or_names)"
+        tmp_path,
+        "tests/test_layers.py",
+        "-k",
+        "alone or public_names or (test_algorithms_checks and not refus and not runs_or_names)",
     )
 
 

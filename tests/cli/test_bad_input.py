@@ -16,6 +16,7 @@ import spodgt
 from spodgt.algorithms import ALGORITHMS
 from spodgt.errors import InvalidInput
 from spodgt.network.graphs import RECIPES
+from spodgt.participation import PARTICIPATIONS
 from spodgt.problems import Quadratic
 from spodgt.record import METRICS
 from tests.conftest import Cli
@@ -33,6 +34,7 @@ FILES = {
     "text.csv": "round,receiver,sender,up\n0,zero,0,1\n",
 }
 KINDS = ", ".join([*RECIPES, "file"])
+PARTICIPATION_KINDS = ", ".join(PARTICIPATIONS)
 
 # What stands in the file, and what is said.
 CONFIGS: dict[str, tuple[str, str]] = {
@@ -270,8 +272,7 @@ CONFIGS: dict[str, tuple[str, str]] = {
     # --- participation
     "unknown participation": (
         "[participation]\nkind = 'sometimes'",
-        "participation.kind='sometimes' is not known; choose from always, bernoulli, beta, every-k, "
-        "one-link, markov, bursts, gilbert-elliott, day-night, outages, together, trace.",
+        f"participation.kind='sometimes' is not known; choose from {PARTICIPATION_KINDS}.",
     ),
     "beta without alpha": (
         "[participation]\nalpha = 0",
@@ -669,9 +670,7 @@ CALLS: dict[str, tuple[Any, str]] = {
     ),
     "no participation": (
         lambda: train(participation="beta"),
-        "participation must be one of always, bernoulli, beta, every-k, one-link, markov, bursts, "
-        "gilbert-elliott, day-night, outages, together, trace, got str; "
-        "use spodgt.Beta(0.5, 0.5).",
+        f"participation must be one of {PARTICIPATION_KINDS}, got str; use spodgt.Beta(0.5, 0.5).",
     ),
     "class for a network": (
         lambda: train(network=spodgt.graphs.Ring),
@@ -680,9 +679,7 @@ CALLS: dict[str, tuple[Any, str]] = {
     ),
     "class for a participation": (
         lambda: train(participation=spodgt.Beta),
-        "participation must be one of always, bernoulli, beta, every-k, one-link, markov, bursts, "
-        "gilbert-elliott, day-night, outages, together, trace, got the class Beta; "
-        "use spodgt.Beta() instead.",
+        f"participation must be one of {PARTICIPATION_KINDS}, got the class Beta; use spodgt.Beta() instead.",
     ),
     "weights of a network": (
         lambda: train(weights="random"),
