@@ -382,8 +382,8 @@ def test_half_a_renewal_is_not_used_and_the_whole_one_is(run: Path) -> None:
     assert peer.membership.check_folder() is None
     assert peer.transport.local.identity is first
     loop = peer.transport.loop = Loop()  # type: ignore[assignment]
-    peer.membership._seen = ()
-    peer.transport.address = run_folders.load(run).client("p0").address
+    peer.membership.certificate._seen = ()
+    peer.transport.listener.address = run_folders.load(run).client("p0").address
     peer.rounds._report()
     assert loop.done[0] == "renew"
     assert 19.9 < peer.reporter.status.days_left < 20
@@ -459,7 +459,7 @@ def test_an_unusable_manifest_in_the_folder_of_a_running_peer_is_named(run: Path
     ):
         peer.journal.recent.clear()
         peer.journal.last_logged.clear()
-        peer.membership._last_texts.clear()
+        peer.membership._refusal = ""
         (home / "manifest.toml").write_bytes(file)
         for _ in range(3):
             peer.membership.check_folder()
@@ -560,7 +560,7 @@ def test_all_that_a_manifest_says_is_taken(run: Path, monkeypatch: pytest.Monkey
     assert peer.membership.manifest_for("p3") is None
     # where it listens, too
     moved: list[str] = []
-    monkeypatch.setattr(peer.transport, "move", moved.append)
+    monkeypatch.setattr(peer.transport.listener, "move", moved.append)
     monkeypatch.setattr("asyncio.run_coroutine_threadsafe", lambda work, loop: None)
     peer.rounds._report()
     assert moved == [made.client("p0").address]

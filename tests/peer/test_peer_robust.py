@@ -23,8 +23,8 @@ import torch
 from spodgt.errors import Failed
 from spodgt.peer.host.interfaces import Rejected
 from spodgt.peer.membership import run_folders
-from spodgt.peer.monitoring import metrics_server
-from spodgt.peer.monitoring.console import serve_metrics
+from spodgt.peer.monitoring import metrics
+from spodgt.peer.monitoring.metrics import serve_metrics
 from spodgt.peer.options import Options
 from spodgt.peer.process.journal import Journal
 from spodgt.peer.process.main import Peer
@@ -38,6 +38,7 @@ from spodgt.peer.transport import access_control, connection, wire_format
 from spodgt.peer.transport.access_control import AccessControl
 from spodgt.peer.transport.connection import LocalClient, Traffic, fetch
 from spodgt.peer.transport.grpc_wire import NO_CONNECTION, OPTIONS, SERVICE, probe, secure_channel
+from spodgt.peer.transport.incoming_calls import IncomingCalls
 from spodgt.peer.transport.links import Transport
 from tests.peer.failures import make
 from tests.peer.test_peer_node import lockstep
@@ -129,7 +130,7 @@ def test_links_come_up_after_many_refusals(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_name_holds_two_streams_and_a_silent_one_is_let_go(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("spodgt.peer.transport.links.FIRST_SECONDS", 1.0)
+    monkeypatch.setattr("spodgt.peer.transport.in_links.FIRST_SECONDS", 1.0)
 
     async def work() -> None:
         async with Server() as server, secure_channel(who("a"), server.address, "b") as channel:
@@ -177,7 +178,7 @@ def test_a_stranger_who_says_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_strangers_hold_so_many_connections_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spodgt.peer.transport.links.CONNECTIONS", 4)
+    monkeypatch.setattr("spodgt.peer.transport.listener.CONNECTIONS", 4)
 
     async def work() -> None:
         async with Server() as server:  # with one neighbour: 4 + 2
@@ -360,7 +361,7 @@ def test_a_loss_that_is_not_finite_is_named_and_the_status_is_json(home: Path) -
     peer.reporter.report()
     assert not [each for each in peer.reporter.status.warnings if each.startswith("loss")]
     peer.node.outliers.detectors["p1"] = OutlierDetector(mass=float("inf"), distance=float("inf"))
-    peer.transport.into["p1"] = Traffic(state="up")
+    peer.transport.in_links.traffic["p1"] = Traffic(state="up")
     state = peer.node.state
     peer.node.state = state._replace(k=9, method=state.method._replace(x=state.method.x + 1e30))
     peer.reporter.report(last=True)
@@ -373,7 +374,7 @@ def test_a_loss_that_is_not_finite_is_named_and_the_status_is_json(home: Path) -
     ] == [None]
     for line in (home / "log.jsonl").read_text().splitlines():
         json.loads(line, **refuse)  # type: ignore[arg-type]
-    told = peer._report_for("p1")
+    told = peer.transport.calls.status("p1")
     assert told is not None
     json.loads(told, **refuse)  # type: ignore[arg-type]
     peer.store.close()
@@ -434,15 +435,15 @@ def test_connections_without_a_stream_are_closed_and_full_is_logged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A removed client held all connections of a peer with its certificate; no neighbour could come back."""
-    monkeypatch.setattr("spodgt.peer.transport.links.CONNECTIONS", 4)
+    monkeypatch.setattr("spodgt.peer.transport.listener.CONNECTIONS", 4)
     monkeypatch.setattr("spodgt.peer.transport.grpc_wire.IDLE_MS", 3000)
 
     async def work() -> None:
         async with Server() as server:  # with one neighbour: 4 + 2
-            assert not await server.transport.check_full()
+            assert not await server.transport.listener.check_full()
             await asyncio.sleep(0.5)
             connections = await held(server, 6)
-            assert await server.transport.check_full()
+            assert await server.transport.listener.check_full()
             assert [text for kind, text in server.events if kind == "connections"] == [
                 "all 6 are in use: a neighbour that restarts cannot connect; "
                 "limit new connections per address in the firewall"
@@ -460,7 +461,7 @@ def test_connections_without_a_stream_are_closed_and_full_is_logged(
                     break
                 await asyncio.sleep(0.5)
             assert server.heard
-            assert not await server.transport.check_full()
+            assert not await server.transport.listener.check_full()
             for writer in connections:
                 writer.close()
 
@@ -512,16 +513,16 @@ def test_an_answer_that_comes_too_slowly_or_is_too_large_is_given_up(
 ) -> None:
     monkeypatch.setattr("spodgt.peer.transport.connection.ANSWER_SECONDS", 0.5)
 
-    async def slow(self: Transport, call: Any) -> None:
+    async def slow(self: IncomingCalls, call: Any) -> None:
         while True:
             await call.write(b"#")
             await asyncio.sleep(0.05)
 
-    monkeypatch.setattr(Transport, "_manifest", slow)
+    monkeypatch.setattr(IncomingCalls, "_manifest", slow)
 
     async def work() -> None:
         async with Server() as server:
-            server.transport.status = lambda name: FILE
+            server.transport.calls.status = lambda name: FILE
             with pytest.raises(Refused, match="b answers too slowly"):
                 await fetch("Manifest", who("a"), server.address, "b")
             with pytest.raises(Refused, match="more than 100000 bytes"):
@@ -533,7 +534,7 @@ def test_an_answer_that_comes_too_slowly_or_is_too_large_is_given_up(
 def test_a_removed_client_reads_no_manifest() -> None:
     async def work() -> None:
         async with Server() as server:
-            server.transport.manifest = lambda name: FILE if name == "a" else None
+            server.transport.calls.manifest = lambda name: FILE if name == "a" else None
             assert await fetch("Manifest", who("a"), server.address, "b") == FILE
             with pytest.raises(Rejected, match="z is not in the manifest"):
                 await fetch("Manifest", who("z"), server.address, "b")
@@ -548,15 +549,15 @@ def test_a_removed_client_reads_no_manifest() -> None:
 def test_a_file_that_nobody_reads_is_held_twice_and_not_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("spodgt.peer.transport.links.CHUNK_SECONDS", 0.5)
+    monkeypatch.setattr("spodgt.peer.transport.incoming_calls.CHUNK_SECONDS", 0.5)
 
     async def work() -> None:
         async with Server() as server, secure_channel(who("a"), server.address, "b") as channel:
-            server.transport.manifest = lambda name: bytes(40 * wire_format.CHUNK)
+            server.transport.calls.manifest = lambda name: bytes(40 * wire_format.CHUNK)
             calls = [channel.stream_stream(f"/{SERVICE}/Manifest")() for _ in range(3)]
             await until(lambda: server.transport.access.open["a (files)"] == 2)
             await until(lambda: server.transport.access.open["a (files)"] == 0)
-            server.transport.manifest = lambda name: b"text"
+            server.transport.calls.manifest = lambda name: b"text"
             assert await fetch("Manifest", who("a"), server.address, "b") == b"text"
             assert len(calls) == 3
 
@@ -608,13 +609,13 @@ def test_a_local_audit_that_is_no_number_ends_a_peer(home: Path) -> None:
 
 def test_a_silent_neighbour_is_named_and_dropped_if_that_is_wanted(home: Path) -> None:
     peer = Peer(home, "p0", Options(durability="process", report_every=0.0, drop_after=40.0))
-    peer.transport.into = {"p1": Traffic(), "p2": Traffic()}
-    peer.transport.address = peer.membership.manifest.client("p0").address
+    peer.transport.in_links.traffic = {"p1": Traffic(), "p2": Traffic()}
+    peer.transport.listener.address = peer.membership.manifest.client("p0").address
     peer.transport.loop = asyncio.new_event_loop()
     node = peer.node
     for name in ("p1", "p2"):  # both have taken part
         node.state.into[name] = replace(node.state.into[name], number=3)
-    peer.transport.into["p2"].last_received = time.monotonic()
+    peer.transport.in_links.traffic["p2"].last_received = time.monotonic()
     peer.reporter.begun -= 35
     peer.rounds._report()
     told = "p1 silent for 35 s: models are biased until it returns or is removed"
@@ -692,20 +693,20 @@ def test_silent_connections_to_the_metrics_hold_few_threads_and_no_scrape(home: 
     with contextlib.ExitStack() as stack:
         port = serve_metrics(peer.reporter.status, peer.journal, 0)
         silent = []
-        for _ in range(5 * metrics_server.CONNECTIONS):
+        for _ in range(5 * metrics.CONNECTIONS):
             silent.append(stack.enter_context(socket.create_connection(("127.0.0.1", port), 10)))
         assert 'spodgt_peer_k{client="p0"}' in scrape(port)
-        ended = silent[: 4 * metrics_server.CONNECTIONS]
+        ended = silent[: 4 * metrics.CONNECTIONS]
         assert [connection.recv(1) for connection in ended] == [b""] * len(ended)
         # a thread and a timer for each connection, and the server's own
-        assert threading.active_count() - before <= 2 * (metrics_server.CONNECTIONS + 2) + 1
+        assert threading.active_count() - before <= 2 * (metrics.CONNECTIONS + 2) + 1
     peer.store.close()
 
 
 def test_a_silent_connection_to_the_metrics_ends(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metrics_server, "REQUEST_SECONDS", 0.2)
+    monkeypatch.setattr(metrics, "REQUEST_SECONDS", 0.2)
     peer = Peer(home, "p0", Options(durability="process"))
     port = serve_metrics(peer.reporter.status, peer.journal, 0)
     with socket.create_connection(("127.0.0.1", port), 20) as half:

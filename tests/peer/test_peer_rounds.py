@@ -64,7 +64,7 @@ class Network:
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spodgt.peer.process.round_loop._WAIT", 0.0)
-    monkeypatch.setattr("spodgt.peer.process.round_loop._SEND_AGAIN", 0.0)
+    monkeypatch.setattr("spodgt.peer.process.publisher._SEND_AGAIN", 0.0)
 
 
 @pytest.fixture

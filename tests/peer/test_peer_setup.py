@@ -29,12 +29,13 @@ from spodgt.experiment import Experiment
 from spodgt.peer.membership import certificates, manifest_changes, run_folders
 from spodgt.peer.membership.manifest import Manifest, SignedManifest
 from spodgt.peer.membership.run_folders import create
-from spodgt.peer.monitoring.console import _Metrics, overview, panel, serve_metrics
+from spodgt.peer.monitoring.console import overview, panel
+from spodgt.peer.monitoring.metrics import _Metrics, serve_metrics
 from spodgt.peer.options import Deployment, Options
+from spodgt.peer.process.link_schedule import active_links
 from spodgt.peer.process.local_problem import (
     BudgetCapacity,
     LocalProblem,
-    active_links,
     describe_limits,
     read_capacity,
 )

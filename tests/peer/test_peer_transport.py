@@ -159,7 +159,7 @@ class Pair:
     @property
     def bodies(self) -> int:
         """Messages that were sent with all their numbers."""
-        received = self.server.transport.into["a"].messages
+        received = self.server.transport.in_links.traffic["a"].messages
         assert self.sender.out["b"].traffic.messages >= received
         return received
 
@@ -176,9 +176,9 @@ class Pair:
             await asyncio.sleep(0.01)
 
     async def reconnect(self) -> None:
-        stream = self.server.transport.streams["a"]
+        stream = self.server.transport.in_links.streams["a"]
         stream.close()
-        while self.server.transport.streams.get("a") in (None, stream):
+        while self.server.transport.in_links.streams.get("a") in (None, stream):
             await asyncio.sleep(0.01)
 
 
@@ -251,7 +251,7 @@ def test_a_link_with_nothing_to_send_is_up_again_after_a_reset() -> None:
             await pair.reconnect()
             while pair.sender.out["b"].traffic.state != "up":
                 await asyncio.sleep(0.01)
-            assert server.transport.into["a"].state == "up"
+            assert server.transport.in_links.traffic["a"].state == "up"
             assert pair.bodies == 1
 
     run(work())
@@ -363,7 +363,7 @@ def test_a_frame_beyond_the_limit_is_never_buffered() -> None:
 def test_one_stream_for_each_name_and_a_later_incarnation_takes_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("spodgt.peer.transport.links.TAKEOVER_SECONDS", 0.6)
+    monkeypatch.setattr("spodgt.peer.transport.in_links.TAKEOVER_SECONDS", 0.6)
 
     async def work() -> None:
         async with Server() as server, secure_channel(who("a"), server.address, "b") as old:
@@ -423,7 +423,7 @@ def test_the_receiver_dials_and_the_sender_needs_no_way_to_it() -> None:
             LocalClient(context("b"), who("b"), lambda s, f: heard.append((s, f)), tell)
         )
         await receiver.start("", {}, {"a": f"127.0.0.1:{port}"})
-        assert receiver.address == ""
+        assert receiver.listener.address == ""
         while not heard:
             await asyncio.sleep(0.02)
         assert (heard[0][0], heard[0][1].number) == ("a", 1)
@@ -431,7 +431,7 @@ def test_the_receiver_dials_and_the_sender_needs_no_way_to_it() -> None:
         while not acks:
             await asyncio.sleep(0.02)
         assert acks == [Ack(0, 1, Incarnation(1, 9), Incarnation(1, 7))]
-        assert sender.out["b"].traffic.state == receiver.into["a"].state == "up"
+        assert sender.out["b"].traffic.state == receiver.in_links.traffic["a"].state == "up"
         await receiver.stop()
         while sender.out["b"].traffic.state != "down":
             await asyncio.sleep(0.02)
@@ -448,7 +448,7 @@ def test_the_receiver_dials_and_the_sender_needs_no_way_to_it() -> None:
             await asyncio.sleep(0.02)
         copy = Transport(LocalClient(context("b"), who("b"), lambda *_: None, tell))
         await copy.start("", {}, {"a": f"127.0.0.1:{port}"})
-        while "another process uses its name" not in copy.into["a"].why:
+        while "another process uses its name" not in copy.in_links.traffic["a"].why:
             await asyncio.sleep(0.02)
         for transport in (copy, again, sender):
             await transport.stop()
@@ -470,11 +470,11 @@ def test_who_may_fetch() -> None:
             refused = f"link a → {name} is not in the manifest"
             if allowed:
                 sender.send_latest("c", message(1))
-                while receiver.into["a"].state != "up":
+                while receiver.in_links.traffic["a"].state != "up":
                     await asyncio.sleep(0.02)
                 # removed: its stream ends at once, and it does not come back
                 sender.relink({"b": "127.0.0.1:9"}, {})
-            while refused not in receiver.into["a"].why:
+            while refused not in receiver.in_links.traffic["a"].why:
                 await asyncio.sleep(0.02)
             await receiver.stop()
         await sender.stop()
@@ -517,8 +517,11 @@ def test_two_versions_use_the_highest_protocol_that_both_speak(
         receiver.send_ack("a", Ack(0, 1, Incarnation(1, 9), Incarnation(1, 7)))
         while not acks:
             await asyncio.sleep(0.02)
-        assert receiver.streams["a"].own.protocols == (agreed,)
-        assert (sender.out["b"].traffic.version, receiver.into["a"].version) == ("0.2", "0.1")
+        assert receiver.in_links.streams["a"].own.protocols == (agreed,)
+        assert (sender.out["b"].traffic.version, receiver.in_links.traffic["a"].version) == (
+            "0.2",
+            "0.1",
+        )
         await sender.stop()
         await receiver.stop()
 
@@ -572,7 +575,7 @@ def test_handshakes_replace_the_certificate_only_if_it_is_another() -> None:
 
     async def work() -> None:
         async with Server() as server:
-            listening = server.transport.server
+            listening = server.transport.listener.server
             assert isinstance(listening, GrpcServer)
             assert listening.renewed() is None
             server.transport.renew(who("b"))
@@ -617,7 +620,7 @@ def test_an_open_stream_ends_with_a_certificate_and_is_opened_anew(
         sides["a"].send_latest("b", message(1))
         while not heard:
             await asyncio.sleep(0.02)
-        into = sides["b"].into["a"]
+        into = sides["b"].in_links.traffic["a"]
         while into.state == "up":
             await asyncio.sleep(0.02)
         heard.clear()
@@ -668,13 +671,13 @@ def test_a_neighbour_that_moves_is_followed() -> None:
 def test_a_server_moves_and_keeps_its_place_if_it_cannot() -> None:
     async def work() -> None:
         async with Server() as server, Server() as other:
-            await server.transport.move(other.address)
+            await server.transport.listener.move(other.address)
             assert "cannot listen" in server.events[-1][1]
             assert await server.knock(who("a"), chunks(message())) == "open"
             server.heard.clear()
             before = server.address
-            await server.transport.move("127.0.0.1:0")
-            assert server.transport.address == "127.0.0.1:0"
+            await server.transport.listener.move("127.0.0.1:0")
+            assert server.transport.listener.address == "127.0.0.1:0"
             server.address = before
             assert await server.knock(who("a"), chunks(message())) == "no connection"
 

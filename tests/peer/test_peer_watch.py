@@ -26,8 +26,9 @@ from spodgt.experiment import Experiment
 from spodgt.peer.membership import certificates, manifest_changes, run_folders
 from spodgt.peer.membership.certificates import Identity
 from spodgt.peer.membership.run_folders import create
-from spodgt.peer.monitoring.console import JsonLines, serve_metrics
+from spodgt.peer.monitoring.console import JsonLines
 from spodgt.peer.monitoring.findings import FirstFlag, find_problems, first_flags, link_states
+from spodgt.peer.monitoring.metrics import serve_metrics
 from spodgt.peer.monitoring.report_validation import check_events, check_status
 from spodgt.peer.monitoring.watch_server import WatchServer
 from spodgt.peer.monitoring.watched_run import WatchedRun
@@ -434,7 +435,7 @@ def test_members_that_are_not_watched_are_named(run: Path) -> None:
 def test_a_report_that_is_too_large_or_too_slow_delays_no_other(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spodgt.peer.monitoring.watched_run.SECONDS", 0.5)
+    monkeypatch.setattr("spodgt.peer.monitoring.watched_client.SECONDS", 0.5)
     asked = []
 
     async def answer(what: str, own: Any, address: str, name: str, limit: int) -> bytes:
@@ -443,7 +444,7 @@ def test_a_report_that_is_too_large_or_too_slow_delays_no_other(
             await asyncio.sleep(3600)
         return json.dumps({"status": row(name), "events": [] if name != "p1" else 7}).encode()
 
-    monkeypatch.setattr("spodgt.peer.monitoring.watched_run.fetch", answer)
+    monkeypatch.setattr("spodgt.peer.monitoring.watched_client.fetch", answer)
     for name in NAMES:
         shutil.rmtree(run / name)
     watched = WatchedRun([str(run)])
@@ -463,10 +464,9 @@ def test_clients_elsewhere_are_asked_over_mutual_tls(run: Path) -> None:
     own = Identity.read(run / "p0", "p0")
     body = json.dumps({"status": row("p0", k=777), "events": []}).encode()
     context = wire_format.Context(manifest.run, b"\1" * 32, 3, "p0")
-    transport = Transport(
-        LocalClient(context, own, lambda *_: None, lambda *_: None),
-        status=lambda name: body if name in (*manifest.names, certificates.OBSERVER) else None,
-    )
+    transport = Transport(LocalClient(context, own, lambda *_: None, lambda *_: None))
+    readers = (*manifest.names, certificates.OBSERVER)
+    transport.calls.status = lambda name: body if name in readers else None
     shutil.rmtree(run / "p0")
     address = manifest.client("p0").address
     ready, done = threading.Event(), threading.Event()
@@ -489,7 +489,8 @@ def test_clients_elsewhere_are_asked_over_mutual_tls(run: Path) -> None:
         other = create(run.parent / "other", Experiment.parse(CONFIG))
         assert other.run != manifest.run
         stranger = WatchedRun([address], run)
-        stranger.identity = run_folders.observer_identity(run.parent / "other")
+        assert stranger.remote is not None
+        stranger.remote.identity = run_folders.observer_identity(run.parent / "other")
         stranger.poll()
         only, unwatched = stranger.view()["findings"]
         assert unwatched["kind"] == "unwatched"
@@ -503,10 +504,10 @@ def test_clients_elsewhere_are_asked_over_mutual_tls(run: Path) -> None:
 def test_a_peer_tells_its_status_to_members_and_observers(run: Path) -> None:
     peer = Peer(run / "p0", "p0", Options(durability="process"))
     for name in ("p1", "observer"):
-        told = peer._report_for(name)
+        told = peer.transport.calls.status(name)
         assert told is not None
         assert json.loads(told)["status"]["name"] == "p0"
-    assert peer._report_for("p9") is None
+    assert peer.transport.calls.status("p9") is None
     peer.store.close()
     home = run_folders.issue(run, "observer", days=2)
     assert run_folders.observer_identity(home).name == "observer"

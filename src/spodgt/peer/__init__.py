@@ -6,9 +6,8 @@
     storage       commits on disk, backups
     membership    certificates, the signed manifest and its changes, folders of a run
     transport     frames as bytes, connections, streams, access control
-    process       one client: round loop, local computation, membership, status
+    process       one client: start-up, round loop, local computation, upkeep, status
     monitoring    console, Prometheus metrics, web page
-    testing       several local peers
 
 A package imports only from those above it. `docs/explanation/peers.md` explains the protocol,
 `docs/results/peers.md` has the failure table. Needs the extra `peer`.

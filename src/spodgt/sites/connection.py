@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 import threading
 import weakref
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -17,23 +15,16 @@ from torch import Tensor
 
 from spodgt.algorithms.base import TrackingState
 from spodgt.errors import Failed, InvalidInput
-from spodgt.peer.host.fault_injection import Chaos
 from spodgt.peer.membership import certificates
-from spodgt.peer.membership.certificates import OBSERVER, Identity
-from spodgt.peer.membership.manifest import RESETS, SCRIPT, Manifest
+from spodgt.peer.membership.certificates import Identity
+from spodgt.peer.membership.manifest import SCRIPT, Manifest
 from spodgt.peer.options import Options
 from spodgt.peer.process.journal import Journal
-from spodgt.peer.process.main import check_state
 from spodgt.peer.process.membership import Membership
-from spodgt.peer.process.status import Reporter
-from spodgt.peer.protocol import client_state
-from spodgt.peer.protocol.client_state import State, state_from
-from spodgt.peer.protocol.epoch_limit import EpochRateLimiter
+from spodgt.peer.process.startup import load_state, make_links, start_node
+from spodgt.peer.protocol.client_state import State, epoch_start_state
 from spodgt.peer.protocol.node import Node
-from spodgt.peer.protocol.running_sums import Incarnation
-from spodgt.peer.storage.state_store import DiskStateStore, StoredState
-from spodgt.peer.transport import wire_format
-from spodgt.peer.transport.connection import LocalClient
+from spodgt.peer.storage.state_store import DiskStateStore
 from spodgt.peer.transport.grpc_wire import system_host
 from spodgt.peer.transport.links import Transport
 from spodgt.sites.exchange import AWAITED, COMMON, MODEL, Exchange, ExchangeOptions
@@ -118,30 +109,15 @@ class Connection:
         self._worker: threading.Thread | None = None
         try:
             self.node = self._restore(start, dtype, initial)
-            self._build(folder, layout, identity, options)
+            self._build(folder, layout, options)
         except BaseException:
             self.store.close()
             raise
 
-    def _build(
-        self, folder: Path, layout: RowLayout, identity: Identity, options: ExchangeOptions
-    ) -> None:
-        manifest = self.membership.manifest
-        context = wire_format.Context(
-            manifest.run,
-            bytes.fromhex(layout.hash),
-            layout.columns,
-            self.name,
-            metadata.version("spodgt"),
-            manifest.method.quantized,
-        )
-        receive = Chaos.parse(self.node.receive, os.environ.get("SPODGT_CHAOS", ""))
-        local = LocalClient(context, identity, receive, self.journal.event, self.host)
-        self.transport = Transport(local, self.membership.manifest_for, self._describe)
-        self.transport.on_unknown_link = self._look_for_manifest
+    def _build(self, folder: Path, layout: RowLayout, options: ExchangeOptions) -> None:
         self.scores = ReportedScores()
-        self.reporter = Reporter(
-            folder, self.node, self.scores, self.transport, self.journal, Options()
+        self.transport, self.reporter = make_links(
+            folder, self.node, self.membership, self.scores, self.journal, Options()
         )
         self.handover = Handover()
         self.exchange = Exchange(
@@ -160,44 +136,24 @@ class Connection:
 
     def _restore(self, start: Tensor, dtype: torch.dtype, initial: str) -> Node:
         """The node as it was last committed, or a new one; committed as a new incarnation."""
-        signed, algorithm, _, member, topology = self.membership.terms
-        manifest = signed.manifest
-        saved = self.store.load(check_state)
-        if saved is None and self.store.damaged:
-            self.journal.event("damaged", f"{self.store.damaged}; the site begins anew")
-        number = 1
+        terms = self.membership.terms
+        manifest = terms.manifest
+        saved = load_state(self.store, manifest, self.journal)
+        self.is_restored = saved is not None
         if saved is None:
             is_first = self.name == manifest.names[0]
             has_model = is_first or initial == "own"
             self.store.labels[MODEL] = COMMON if has_model else AWAITED
-            state = client_state.epoch_start_state(
-                initial_state(start, dtype), manifest.epoch, topology.role
-            )
         else:
-            _check_saved(saved, self.store, manifest, self.name)
             self.store.labels[MODEL] = str(saved.meta.get(MODEL, COMMON))
-            self.is_restored = True
-            state = state_from(*saved)
-            number = saved.meta["incarnation"] + 1
-        node = Node(
-            algorithm,
-            _no_gradient,
-            self.store,
-            incarnation=Incarnation(number, self.host.random.getrandbits(63)),
-            state=state,
-            topology=topology,
-            member=member,
-            quantized=manifest.method.quantized,
-            notify=self.journal.event,
+
+        def first_state() -> State:
+            empty = initial_state(start, dtype)
+            return epoch_start_state(empty, manifest.epoch, terms.topology.role)
+
+        return start_node(
+            saved, first_state, _no_gradient, self.store, self.membership, self.journal
         )
-        node.epoch_limiter = EpochRateLimiter(self.host.clock.monotonic)
-        node.last_epoch = manifest.last_epoch
-        if saved is None:
-            node.mark_all_dirty()
-        elif state.epoch < manifest.epoch:
-            node.relink(topology, manifest.epoch)
-        node.commit()  # the new incarnation is on disk before any message leaves
-        return node
 
     # --- threads ---------------------------------------------------------------------------------
     def start(self) -> None:
@@ -279,18 +235,6 @@ class Connection:
         self._network.join()
         loop.close()
 
-    # --- answers to neighbours and observers -----------------------------------------------------
-    def _look_for_manifest(self, name: str) -> None:
-        if name in self.membership.manifest.names:
-            self.node.newer_manifest = name
-
-    def _describe(self, name: str) -> bytes | None:
-        """Status and latest events as JSON, for members and observers."""
-        if name != OBSERVER and name not in self.membership.manifest.names:
-            return None
-        status = self.reporter.status.to_dict(self.host.clock.wall())
-        return json.dumps({"status": status, "events": self.journal.recent_rows()}).encode()
-
 
 def initial_state(x: Tensor, dtype: torch.dtype) -> State:
     """The state before the first block: no contribution, an empty tracker."""
@@ -324,21 +268,6 @@ def check_layout(manifest: Manifest, layout: RowLayout) -> None:
 
 def _no_gradient(x: Tensor, k: int) -> Tensor:
     raise AssertionError("the gradients of a site are computed by its training script")
-
-
-def _check_saved(saved: StoredState, store: DiskStateStore, manifest: Manifest, name: str) -> None:
-    """Refuse the state of another client, or of a later manifest."""
-    meta = saved.meta
-    if meta["run"] != manifest.run or meta["name"] != name:
-        raise InvalidInput(
-            f"{store.path} holds the state of {meta['name']} in run {meta['run']}, not of "
-            f"{name} in {manifest.run}; give another folder."
-        )
-    if meta["epoch"] > manifest.last_epoch:
-        raise InvalidInput(
-            f"the state in {store.path} is of version {meta['epoch'] // RESETS}, but "
-            f"manifest.toml is of version {manifest.version}; put the newer manifest.toml there."
-        )
 
 
 async def _stop(transport: Transport) -> None:

@@ -9,18 +9,17 @@ same total again.
 
 from __future__ import annotations
 
-import asyncio
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from spodgt.errors import InvalidInput
 from spodgt.peer.host.fault_injection import crash_point
-from spodgt.peer.process.local_problem import active_links
+from spodgt.peer.process.link_schedule import active_links
 from spodgt.peer.process.membership import Membership
+from spodgt.peer.process.publisher import Publisher
 from spodgt.peer.process.status import Reporter
+from spodgt.peer.process.upkeep import Upkeep
 from spodgt.peer.protocol.node import Node
 from spodgt.peer.storage.state_store import DiskStateStore
 from spodgt.peer.transport.links import Transport
@@ -32,7 +31,6 @@ MODEL = "initial model"  # label of a state: whose initial model it holds
 COMMON = "common"
 AWAITED = "awaited"
 _WAIT = 0.2  # seconds, the longest pause of the exchange thread
-_SEND_AGAIN = 1.0  # seconds between two sends of what is not acknowledged
 _COMMIT_SECONDS = 30.0  # received mass is committed after this time, also if no block ends
 
 
@@ -71,7 +69,9 @@ class Exchange:
 
     def __post_init__(self) -> None:
         self.name = self.membership.identity.name
-        self.sender = Sender(self.node, self.transport, self.store)
+        self.publisher = Publisher(self.node, self.transport)
+        self.sender = Sender(self.node, self.publisher, self.store)
+        self.upkeep = Upkeep(self.node, self.transport, self.membership, self.reporter.journal)
         self._published: object = None  # the state of the method that the training thread has
         self._publish_correction()
 
@@ -96,7 +96,7 @@ class Exchange:
         A block that was handed over before is committed first.
         """
         try:
-            self.sender.send()
+            self.publisher.send_unacknowledged()
             handover = self.handover
             while not handover.is_stopped or handover.block is not None:
                 self.node.inbox.arrived.wait(_WAIT)
@@ -126,7 +126,7 @@ class Exchange:
             if handover.is_waiting or not node.dirty or self.sender.is_commit_due():
                 self.sender.commit_and_send()
         else:
-            self.sender.send_again()
+            self.publisher.send_again()
         self._publish_correction()
         if block is not None:
             handover.finish_block()
@@ -191,51 +191,28 @@ class Exchange:
         self.handover.offer_correction(correction)
 
     def _follow_manifest(self) -> bool:
-        """Adopt a newer manifest: other links, a new epoch."""
-        node = self.node
-        membership = self.membership
-        if node.newer_manifest is not None:
-            membership.request_manifest(node.newer_manifest, self.transport.loop)
-            node.newer_manifest = None
-        if membership.removal_notice:
-            raise InvalidInput(membership.removal_notice)
-        terms = membership.adopt()
-        if terms is None:
+        """Adopt a newer manifest, if there is one."""
+        if self.upkeep.adopt_manifest() is None:
             return False
-        manifest = terms.manifest
-        node.last_epoch = manifest.last_epoch
-        node.member = terms.member
-        node.relink(terms.topology, manifest.epoch)
         self.sender.commit_and_send()
-        self.reporter.journal.event("manifest", f"version {manifest.version}")
-        neighbours = manifest.neighbours(self.name)
-        self.transport.loop.call_soon_threadsafe(self.transport.relink, *neighbours)
         self._publish_correction()
         return True
 
     def _report(self) -> None:
-        transport = self.transport
-        renewed = self.membership.check_folder()
-        if renewed is not None:
-            transport.loop.call_soon_threadsafe(transport.renew, renewed)
-        address = self.membership.manifest.client(self.name).address
-        if address != transport.address:
-            asyncio.run_coroutine_threadsafe(transport.move(address), transport.loop)
+        self.upkeep.check()
         self.reporter.status.waiting = self.handover.is_waiting
-        self.reporter.status.days_left = self.membership.days_left
+        self.reporter.status.days_left = self.membership.certificate.days_left
         self.reporter.report()
 
 
 class Sender:
-    """Commits the state of a node, then sends and acknowledges what is committed."""
+    """Commits the state of a node, which stays mapped in the file, then sends."""
 
-    def __init__(self, node: Node, transport: Transport, store: DiskStateStore) -> None:
+    def __init__(self, node: Node, publisher: Publisher, store: DiskStateStore) -> None:
         self.node = node
+        self.publisher = publisher
         self.store = store
-        self.transport = transport
-        self.clock = transport.local.host.clock
-        self._sent_at = -math.inf
-        self._committed_at = self.clock.monotonic()
+        self._committed_at = publisher.clock.monotonic()
 
     def introduce(self) -> None:
         """Send the model to receivers that have connected and never had a message."""
@@ -247,7 +224,7 @@ class Sender:
 
     def is_commit_due(self) -> bool:
         """Whether received mass has waited for its commit for long."""
-        return self.clock.monotonic() - self._committed_at >= _COMMIT_SECONDS
+        return self.publisher.clock.monotonic() - self._committed_at >= _COMMIT_SECONDS
 
     def commit_and_send(self) -> None:
         """Commit, then send what is not acknowledged, and acknowledge what was received."""
@@ -255,22 +232,5 @@ class Sender:
         pending_acks = node.commit()
         node.state = map_committed(node.state, self.store)
         node.committed = node.state
-        self._committed_at = self.clock.monotonic()
-        self.send()
-        for source in sorted(pending_acks):
-            ack = self.node.ack(source)
-            if ack is not None:
-                self.transport.send_ack(source, ack)
-
-    def send_again(self) -> None:
-        """Send what is not acknowledged, at most once a second."""
-        if self.clock.monotonic() - self._sent_at >= _SEND_AGAIN:
-            self.send()
-
-    def send(self) -> None:
-        """Send the committed message of every out-link whose receiver has not acknowledged it."""
-        self._sent_at = self.clock.monotonic()
-        for target in self.node.state.out:
-            message = self.node.message(target)
-            if self.node.has_unacknowledged(target) and message is not None:
-                self.transport.send_latest(target, message)
+        self._committed_at = self.publisher.clock.monotonic()
+        self.publisher.send_committed(pending_acks)

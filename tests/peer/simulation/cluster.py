@@ -94,14 +94,14 @@ class PeerProcess:
             self.files.close()
             raise
         if cluster.setup.has_old_release and self.name == "p0":
-            context = replace(self.peer.context, protocols=(1,))
-            self.peer.transport.local = replace(self.peer.transport.local, context=context)
+            local = self.peer.transport.local
+            local.context = replace(local.context, protocols=(1,))
         cluster.checks.watch(self.peer, is_clone)
         self.honest_gradient = self.peer.node.method_step.gradient
         self.peer.node.method_step.gradient = self._gradient
         if host.chaos:
             receive = Chaos(self.peer.node.receive, **host.chaos, seed=cluster.random.random())
-            self.peer.transport.local = replace(self.peer.transport.local, receive=receive)
+            self.peer.transport.local.receive = receive
 
     def _gradient(self, x: Tensor, k: int) -> Tensor:
         gradient = self.honest_gradient(x, k)
@@ -130,7 +130,7 @@ class PeerProcess:
             The bytes that leave: other ones while the frames of the host are damaged.
         """
         try:
-            self.cluster.checks.check_frame(data, sent, self.peer.context)
+            self.cluster.checks.check_frame(data, sent, self.peer.transport.local.context)
         except Violation as error:  # a peer takes it for an error of the stream
             self.cluster.fail(error)
         if not self.is_alive:
@@ -167,7 +167,7 @@ class PeerProcess:
         self.is_alive = False
         self.host.process = None
         transport = self.peer.transport
-        for stream in (*transport.out.values(), *transport.in_dialers.values()):
+        for stream in (*transport.out.values(), *transport.in_links.dialers.values()):
             stream.closed = True  # a callback of the event loop would open it again
         for task in list(self.tasks):
             task.cancel()

@@ -105,4 +105,4 @@ def forge_manifest(peer: Peer, manifest: Manifest) -> None:
     """Answer with a manifest that another authority has signed."""
     key, _ = certificates.create_authority("forged")
     forged = SignedManifest.sign(apply_change(manifest, Change(max_alone=1)), key)
-    peer.transport.manifest = lambda name: forged.file
+    peer.transport.calls.manifest = lambda name: forged.file

@@ -18,9 +18,10 @@ from cryptography.hazmat.primitives import serialization
 from torch import Tensor
 
 from spodgt.peer.membership import certificates
-from spodgt.peer.process.main import Peer
 from spodgt.peer.process.membership import Membership
+from spodgt.peer.process.publisher import Publisher
 from spodgt.peer.process.round_loop import RoundLoop
+from spodgt.peer.process.status import Reporter
 from spodgt.peer.protocol import client_state, running_sums
 from spodgt.peer.protocol.epoch_limit import EpochRateLimiter
 from spodgt.peer.protocol.frame_processing import FrameProcessor
@@ -109,10 +110,10 @@ def same_incarnation(state: client_state.State, own: running_sums.Incarnation) -
 
 
 # --- rounds ----------------------------------------------------------------------------------------
-def send_before_commit(self: RoundLoop) -> None:
+def send_before_commit(self: Publisher) -> None:
     committed = self.node.committed
     self.node.committed = self.node.state
-    self._send_unacknowledged()
+    self.send_unacknowledged()
     self.node.committed = committed
     for source in sorted(self.node.commit()):
         ack = self.node.ack(source)
@@ -120,7 +121,7 @@ def send_before_commit(self: RoundLoop) -> None:
             self.transport.send_ack(source, ack)
 
 
-def ack_before_commit(self: RoundLoop) -> None:
+def ack_before_commit(self: Publisher) -> None:
     committed = self.node.committed
     self.node.committed = self.node.state
     for source in sorted(self.node.pending_acks):
@@ -129,15 +130,15 @@ def ack_before_commit(self: RoundLoop) -> None:
             self.transport.send_ack(source, ack)
     self.node.committed = committed
     self.node.commit()
-    self._send_unacknowledged()
+    self.send_unacknowledged()
 
 
 def silent_while_waiting(self: RoundLoop, has_frames: bool) -> None:
     return
 
 
-def never_send_first(self: RoundLoop) -> None:
-    self._sent_at = self.clock.monotonic()
+def never_send_first(self: Publisher) -> None:
+    self.sent_at = self.clock.monotonic()
     for target in self.node.state.out:
         link = self.node.committed.out.get(target)
         message = self.node.message(target)
@@ -241,8 +242,8 @@ def key_that_must_be_whole(pem: bytes, file: str, fix: str = "") -> Any:
     return serialization.load_pem_private_key(pem, None)
 
 
-def status_with_key(self: Peer, name: str) -> bytes:
-    return bytes(self.host.files.read(self.membership.folder / "key.pem"))
+def status_with_key(self: Reporter) -> bytes:
+    return bytes(self.journal.host.files.read(self.path.with_name("key.pem")))
 
 
 def note_no_end(self: FrameProcessor, name: str, has_ended: bool, is_newer: bool) -> None:
@@ -258,12 +259,12 @@ MUTANTS: dict[str, Mutant] = {
     "ignore proofs of a disk set back": Mutant(running_sums, "check_epoch", believe_own_disk),
     "keep the tracker in a new epoch": Mutant(client_state, "epoch_start_state", keep_tracker),
     "start with the old incarnation": Mutant(client_state, "meta_of", same_incarnation),
-    "send before the commit": Mutant(RoundLoop, "_publish", send_before_commit),
-    "acknowledge before the commit": Mutant(RoundLoop, "_publish", ack_before_commit),
+    "send before the commit": Mutant(Publisher, "publish", send_before_commit),
+    "acknowledge before the commit": Mutant(Publisher, "publish", ack_before_commit),
     "send nothing while waiting": Mutant(
         RoundLoop, "_exchange_without_round", silent_while_waiting
     ),
-    "send nothing before it is heard": Mutant(RoundLoop, "_send_unacknowledged", never_send_first),
+    "send nothing before it is heard": Mutant(Publisher, "send_unacknowledged", never_send_first),
     "skip the sync of a commit": Mutant(DiskStateStore, "_write_record", skip_sync),
     "overwrite the slot in use": Mutant(DiskStateStore, "_write", overwrite_slot),
     "go on with a full disk": Mutant(DiskStateStore, "commit", ignore_full_disk),
@@ -275,7 +276,7 @@ MUTANTS: dict[str, Mutant] = {
     "ask nobody for a manifest": Mutant(Membership, "request_manifest", ask_nobody),
     "send whole messages again": Mutant(wire_format, "REPEATS", 99),
     "end with half a key": Mutant(certificates, "_private", key_that_must_be_whole),
-    "show the key in the status": Mutant(Peer, "_report_for", status_with_key),
+    "show the key in the status": Mutant(Reporter, "to_json", status_with_key),
     "wait for clients that have ended": Mutant(FrameProcessor, "_note_end", note_no_end),
     "follow any root": Mutant(
         FrameProcessor,

@@ -39,7 +39,8 @@ def peer_start(
     from spodgt.engine import use_loops
 
     with peer_extra():
-        from spodgt.peer.monitoring.console import panel, serve_metrics
+        from spodgt.peer.monitoring.console import panel
+        from spodgt.peer.monitoring.metrics import serve_metrics
         from spodgt.peer.process.main import Peer
     from rich.live import Live
 

@@ -125,7 +125,7 @@ class Wire(Protocol):
 
 @dataclass(frozen=True)
 class Host:
-    """The world of one peer."""
+    """The clocks, random numbers, disk and wire of one peer."""
 
     clock: Clock
     random: Random

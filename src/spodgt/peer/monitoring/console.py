@@ -1,4 +1,4 @@
-"""A peer for people and programs: the live panel, the table of `spodgt peer status`, Prometheus metrics."""
+"""A peer on a terminal: the live panel, the table of `spodgt peer status`, events as JSON lines."""
 
 from __future__ import annotations
 
@@ -6,23 +6,17 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 from rich import box
 from rich.console import Group
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from spodgt.errors import Failed
-from spodgt.peer.monitoring.metrics_server import MetricsServer
 from spodgt.peer.process.journal import Journal
-from spodgt.peer.process.membership import WARN_DAYS
-from spodgt.peer.process.status import Neighbour, Status
+from spodgt.peer.process.own_certificate import WARN_DAYS
+from spodgt.peer.process.status import Status
 
 _COLOURS = {"up": "green", "down": "red", "waiting": "yellow"}
 
@@ -110,64 +104,6 @@ def _number(value: float | None) -> str:
 def _beside(value: float | None) -> str:
     """What the running mean of the models has, after what the last model has."""
     return "" if value is None or math.isnan(value) else f" (mean {value:.3g})"
-
-
-_LINK_LABELS = ["client", "way", "neighbour"]
-_LINK_METRICS: list[tuple[Any, str, str, Callable[[Neighbour], float | None]]] = [
-    (CounterMetricFamily, "messages", "messages on a link", lambda link: link.messages),
-    (CounterMetricFamily, "bytes", "bytes on a link", lambda link: link.bytes),
-    (GaugeMetricFamily, "link_up", "1 if the link works", lambda link: link.state == "up"),
-    (GaugeMetricFamily, "silent_seconds", "since something was heard", lambda link: link.silent),
-    (GaugeMetricFamily, "distance", "of the neighbour's model", lambda link: link.distance),
-    (GaugeMetricFamily, "mass", "norm of what its last message brought", lambda link: link.mass),
-    (GaugeMetricFamily, "flags", "messages far above their median", lambda link: link.flags),
-]
-
-
-class _Metrics(Collector):
-    def __init__(self, status: Status, journal: Journal) -> None:
-        self.status, self.journal = status, journal
-
-    def collect(self) -> Iterator[Metric]:
-        name = self.status.name
-        for key, value in vars(self.status).items():
-            if isinstance(value, int | float):
-                gauge = GaugeMetricFamily(
-                    f"spodgt_peer_{key}", f"{key} of this client", labels=["client"]
-                )
-                gauge.add_metric([name], float(value))
-                yield gauge
-        for family, metric_name, text, value_of in _LINK_METRICS:
-            metric = family(f"spodgt_peer_{metric_name}", text, labels=_LINK_LABELS)
-            for neighbour in self.status.neighbours:
-                value = value_of(neighbour)
-                if value is not None:
-                    metric.add_metric([name, neighbour.way, neighbour.name], float(value))
-            yield metric
-        events = CounterMetricFamily(
-            "spodgt_peer_events", "events in the log", labels=["client", "kind"]
-        )
-        for kind, count in list(self.journal.counts.items()):
-            events.add_metric([name, kind], float(count))
-        warnings = GaugeMetricFamily(
-            "spodgt_peer_warnings", "warnings in the status", labels=["client"]
-        )
-        warnings.add_metric([name], len(self.status.warnings))
-        yield from (warnings, events)
-
-
-def serve_metrics(status: Status, journal: Journal, port: int, bind: str = "127.0.0.1") -> int:
-    """Serve the metrics at http://`bind`:`port`/metrics; 0 takes a free port. Returns the port."""
-    registry = CollectorRegistry()
-    registry.register(_Metrics(status, journal))
-    try:
-        server = MetricsServer(registry, bind, port)
-    except OSError as error:
-        raise Failed(
-            f"metrics cannot be served at {bind}:{port}: {error.strerror}; use another."
-        ) from None
-    server.start()
-    return server.server_port
 
 
 class JsonLines(logging.Formatter):

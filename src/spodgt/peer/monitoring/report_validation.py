@@ -19,23 +19,11 @@ _TEXT = 300  # characters
 _NEIGHBOURS = 4096
 _WARNINGS = 100  # that are shown; a client in a large network may have one for each neighbour
 _EVENTS = 200
-_COUNTS = (
-    *(
-        "k",
-        "epoch",
-        "version",
-        "incarnation",
-        "gradients",
-        "bad_gradients",
-        "seconds",
-        "rounds_per_second",
-    ),
-    *("messages", "bytes", "number", "flags"),
-)
-_MEASURES = (
-    *("loss", "accuracy", "mean_loss", "mean_accuracy", "consensus", "audit", "days_left"),
-    *("silent", "distance", "mass"),
-)
+# Fields of `process.status.Status` and `Neighbour` that the page may show; others are left out.
+_PROGRESS = ("k", "epoch", "version", "incarnation", "gradients", "seconds", "rounds_per_second")
+_COUNTS = (*_PROGRESS, "bad_gradients", "messages", "bytes", "number", "flags")
+_SCORES = ("loss", "accuracy", "mean_loss", "mean_accuracy", "consensus", "audit")
+_MEASURES = (*_SCORES, "days_left", "silent", "distance", "mass")
 _TEXTS = ("name", "root", "why")
 Json = dict[str, Any]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -162,16 +162,6 @@ def _limits_of_device(table: Table) -> list[str]:
     return []
 
 
-def active_links(probabilities: Mapping[str, float], seed: int, place: int, k: int) -> list[str]:
-    """The out-links drawn for local round k, from p̂ of each."""
-    if all(p_hat >= 1 for p_hat in probabilities.values()):
-        return list(probabilities)
-    draws = rng.uniform(rng.key(seed, "peer-links"), k, place, np.arange(len(probabilities)))
-    return [
-        name for (name, p_hat), u in zip(probabilities.items(), draws, strict=True) if u < p_hat
-    ]
-
-
 class LocalProblem:
     """What client `name` computes, on the problem of the manifest."""
 
@@ -183,7 +173,9 @@ class LocalProblem:
         refuse_statistics(problem, "peers")
         self.problem = problem.to(torch.device("cpu"), torch.float32)
         own = manifest.client(name)
-        self.place, self.seed, self.capacity = own.place, manifest.seed, capacity
+        self.client_index = own.place
+        self.seed = manifest.seed
+        self.capacity = capacity
         self.row = row_of(problem, name, own.part)
         if layout_of(problem) != manifest.layout:
             raise InvalidInput(
@@ -205,7 +197,7 @@ class LocalProblem:
         """(1, parameters): the stochastic gradient of local round k; private columns of x are updated."""
         begun = self.clock.monotonic()
         g = self.problem.grad(
-            x, Minibatches(np.array([self.row]), self.keys, np.array([self.place]), k)
+            x, Minibatches(np.array([self.row]), self.keys, np.array([self.client_index]), k)
         )
         self.capacity.note_gradient_time(self.clock.monotonic() - begun)
         return g

@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import json
-import os
 import signal
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -19,27 +16,18 @@ try:
 except ImportError:  # not on Windows
     resource = None  # type: ignore[assignment]
 
-from spodgt.errors import Failed, InvalidInput, SpodgtError
-from spodgt.peer.host.fault_injection import Chaos
+from spodgt.errors import Failed, SpodgtError
 from spodgt.peer.host.interfaces import Host
-from spodgt.peer.membership.certificates import OBSERVER, Identity
-from spodgt.peer.membership.manifest import RESETS, Manifest
+from spodgt.peer.membership.certificates import Identity
 from spodgt.peer.options import Options
 from spodgt.peer.process.journal import Journal
 from spodgt.peer.process.local_problem import LocalProblem
-from spodgt.peer.process.membership import Membership, Terms
+from spodgt.peer.process.membership import Membership
 from spodgt.peer.process.round_loop import RoundLoop
-from spodgt.peer.process.status import SUSPECT, Reporter
-from spodgt.peer.protocol.audit import local_error
-from spodgt.peer.protocol.client_state import State, initial_state, state_from
-from spodgt.peer.protocol.epoch_limit import EpochRateLimiter
-from spodgt.peer.protocol.node import Node
-from spodgt.peer.protocol.running_sums import Incarnation
-from spodgt.peer.storage.state_store import DiskStateStore, StoredState
-from spodgt.peer.transport import wire_format
-from spodgt.peer.transport.connection import LocalClient
+from spodgt.peer.process.startup import load_state, make_links, start_node
+from spodgt.peer.protocol.client_state import State, initial_state
+from spodgt.peer.storage.state_store import DiskStateStore
 from spodgt.peer.transport.grpc_wire import system_host
-from spodgt.peer.transport.links import Transport
 
 
 class Peer:
@@ -76,43 +64,38 @@ class Peer:
             folder / "state", durability=options.durability, labels=labels, files=host.files
         )
         try:
-            self.node = restore_node(self.store, self.membership, self.local_problem, self.journal)
+            saved = load_state(self.store, manifest, self.journal)
+            self.node = start_node(
+                saved,
+                self._first_state,
+                self.local_problem.gradient,
+                self.store,
+                self.membership,
+                self.journal,
+            )
         except SpodgtError:
             self.store.close()
             raise
-        self.context = wire_format.Context(
-            manifest.run,
-            bytes.fromhex(manifest.layout),
-            manifest.parameters,
-            name,
-            metadata.version("spodgt"),
-            manifest.method.quantized,
-        )
-        receive = Chaos.parse(self.node.receive, os.environ.get("SPODGT_CHAOS", ""))
-        local = LocalClient(self.context, identity, receive, self.journal.event, host)
-        self.transport = Transport(local, self.membership.manifest_for, self._report_for)
-        self.transport.on_unknown_link = self._look_for_manifest
-        self.reporter = Reporter(
-            folder, self.node, self.local_problem, self.transport, self.journal, options
+        self.transport, self.reporter = make_links(
+            folder, self.node, self.membership, self.local_problem, self.journal, options
         )
         self.rounds = RoundLoop(
             self.node, self.transport, self.membership, self.local_problem, self.reporter, options
         )
 
-    def _look_for_manifest(self, name: str) -> None:
-        """Request the manifest of a member that has opened an unknown link: it may be newer than ours.
-
-        A client in quarantine has no links, so this is how it learns that the quarantine has ended.
-        """
-        if name in self.membership.manifest.names:
-            self.node.newer_manifest = name
-
-    def _report_for(self, name: str) -> bytes | None:
-        """The status and the latest events, for members and observers."""
-        if name != OBSERVER and name not in self.membership.manifest.names:
-            return None
-        status = self.reporter.status.to_dict(self.host.clock.wall())
-        return json.dumps({"status": status, "events": self.journal.recent_rows()}).encode()
+    def _first_state(self) -> State:
+        """The state of a client without a committed one."""
+        terms = self.membership.terms
+        return initial_state(
+            terms.algorithm,
+            self.local_problem.gradient,
+            self.local_problem.start(),
+            self.local_problem.capacity.computes(0),
+            terms.topology.role,
+            epoch=terms.manifest.epoch,
+            member=terms.member,
+            private=self.local_problem.private(),
+        )
 
     def run(self, view: Callable[[], None] = lambda: None) -> None:
         """Run in this process until the rounds are done, or SIGTERM or SIGINT ends them cleanly.
@@ -176,83 +159,3 @@ def _raise_descriptor_limit() -> None:
         if soft != hard:
             with contextlib.suppress(ValueError, OSError):
                 resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def check_state(saved: StoredState) -> None:
-    """Raise ValueError for a state that no client can be in: its local audit is not zero to rounding."""
-    error = local_error(state_from(*saved))
-    if not error <= SUSPECT:
-        raise ValueError(f"its local audit is {error:.1e}")
-
-
-def restore_node(
-    store: DiskStateStore, membership: Membership, local_problem: LocalProblem, journal: Journal
-) -> Node:
-    """The client as its last incarnation has committed it, or a new one; committed as a new incarnation."""
-    terms = membership.terms
-    manifest = terms.manifest
-    saved = store.load(check_state)
-    if saved is None:
-        if store.damaged:
-            text = f"{store.damaged}; the client begins anew, with an epoch reset of all"
-            journal.event("damaged", text)
-        number = 1
-        state = _first_state(terms, local_problem)
-    else:
-        _check_owner(saved, store, manifest, journal.name)
-        if store.damaged:
-            journal.event("damaged", f"{store.damaged}; the newest undamaged commit is used")
-        number = saved.meta["incarnation"] + 1
-        state = state_from(*saved)
-    node = Node(
-        terms.algorithm,
-        local_problem.gradient,
-        store,
-        incarnation=Incarnation(number, journal.host.random.getrandbits(63)),
-        state=state,
-        topology=terms.topology,
-        member=terms.member,
-        quantized=manifest.method.quantized,
-        notify=journal.event,
-    )
-    node.epoch_limiter = EpochRateLimiter(journal.host.clock.monotonic)
-    node.last_epoch = manifest.last_epoch
-    if saved is None:
-        node.mark_all_dirty()
-    elif state.epoch < manifest.epoch:
-        node.relink(terms.topology, manifest.epoch)
-    elif saved.meta.get("crew", [0])[0]:
-        # release 0.2.0: clients had changed the root among themselves
-        node.relink(terms.topology, state.epoch + 1)
-    node.commit()  # the new incarnation is on disk before any message leaves
-    return node
-
-
-def _first_state(terms: Terms, local_problem: LocalProblem) -> State:
-    """The state of a client without a committed one."""
-    return initial_state(
-        terms.algorithm,
-        local_problem.gradient,
-        local_problem.start(),
-        local_problem.capacity.computes(0),
-        terms.topology.role,
-        epoch=terms.manifest.epoch,
-        member=terms.member,
-        private=local_problem.private(),
-    )
-
-
-def _check_owner(saved: StoredState, store: DiskStateStore, manifest: Manifest, name: str) -> None:
-    """Refuse the state of another client, or of a later manifest."""
-    meta = saved.meta
-    if meta["run"] != manifest.run or meta["name"] != name:
-        raise InvalidInput(
-            f"{store.path} holds the state of {meta['name']} in run {meta['run']}, not of {name} in "
-            f"{manifest.run}; give another folder."
-        )
-    if meta["epoch"] > manifest.last_epoch:
-        raise InvalidInput(
-            f"the state in {store.path} is of version {meta['epoch'] // RESETS}, but manifest.toml is "
-            f"of version {manifest.version}; put the newer manifest.toml there, from the authority or "
-            "from another client's folder."
-        )

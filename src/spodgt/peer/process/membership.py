@@ -18,12 +18,11 @@ from spodgt.peer.membership.certificates import Identity
 from spodgt.peer.membership.manifest import Manifest, SignedManifest
 from spodgt.peer.membership.manifest_changes import why_incompatible
 from spodgt.peer.process.local_problem import Capacity, read_capacity
+from spodgt.peer.process.own_certificate import OwnCertificate
 from spodgt.peer.protocol.client_state import Member
 from spodgt.peer.protocol.epoch_topology import EpochTopology
 from spodgt.peer.transport.connection import ANSWER, GROWTH, fetch
 
-WARN_DAYS = 7.0  # before a certificate ends
-_WARN_SECONDS = 3600.0  # between two warnings
 _PAUSE = 0.5  # seconds between two requests for a manifest
 
 
@@ -64,29 +63,31 @@ class Membership:
 
     def __init__(self, folder: Path, own: Identity, notify: Notify, host: Host) -> None:
         self.folder = folder
-        self.identity = own
+        self.certificate = OwnCertificate(folder, own, notify, host)
         self.notify = notify
         self.host = host
         signed = SignedManifest.read(folder, own.authority, host.files)
         self.terms = Terms.of(signed, own.name, clock=host.clock)
         self.update: Terms | None = None
         self.removal_notice = ""  # why this client is no longer a member
-        self._seen = self._stamp()
-        self._warned = 0.0  # when last
-        self._last_texts: dict[str, str] = {}  # of events that are checked repeatedly, by kind
+        self._refusal = ""  # why the manifest in the folder is not used, as it was logged
         self._requests: dict[str, concurrent.futures.Future[None]] = {}  # by neighbour
+
+    @property
+    def identity(self) -> Identity:
+        return self.certificate.identity
 
     @property
     def manifest(self) -> Manifest:
         return self.terms.manifest
 
+    def may_read(self, name: str) -> bool:
+        """Whether a client may read the manifest and the status: members and observers may."""
+        return name in (*self.manifest.names, certificates.OBSERVER)
+
     def manifest_for(self, name: str) -> bytes | None:
-        """The manifest's file for a member or an observer; None for others, as for one that was removed."""
-        return (
-            self.terms.signed.file
-            if name in (*self.manifest.names, certificates.OBSERVER)
-            else None
-        )
+        """The manifest's file; None for a client that may not read it."""
+        return self.terms.signed.file if self.may_read(name) else None
 
     def adopt(self) -> Terms | None:
         """Put newer terms in force and keep them in the folder, if there are any."""
@@ -112,17 +113,16 @@ class Membership:
             self._read_manifest()
         except (InvalidInput, OSError) as error:  # read again later: a copy may not be complete yet
             version = f"version {self.manifest.version} stays in use"
-            self._notify_once(
-                "manifest", f"{version}; manifest.toml in the folder is not usable: {error}"
-            )
-        renewed = self._renewed()
-        self._warn()
-        return renewed
+            refusal = f"{version}; manifest.toml in the folder is not usable: {error}"
+            if refusal != self._refusal:
+                self._refusal = refusal
+                self.notify("manifest", refusal)
+        return self.certificate.check()
 
     def _read_manifest(self) -> None:
         file = self.host.files.read(self.folder / "manifest.toml")
         if file == self.terms.signed.file:
-            self._last_texts.pop("manifest", None)
+            self._refusal = ""
             return
         newer = SignedManifest.verify(file, self.identity.authority)
         if newer.manifest.version < self.manifest.version:
@@ -132,55 +132,6 @@ class Membership:
                 "another one of the same version is in use; publish the next version."
             )
         self._consider(newer)
-
-    def _notify_once(self, kind: str, text: str) -> None:
-        """Log a condition that is checked repeatedly only when its text changes."""
-        if self._last_texts.get(kind) != text:
-            self._last_texts[kind] = text
-            self.notify(kind, text)
-
-    def _stamp(self) -> tuple[int, ...]:
-        """Modification times and sizes of key and certificate."""
-        stamp: list[int] = []
-        with contextlib.suppress(OSError):
-            for name in ("key.pem", "cert.pem"):
-                status = self.host.files.status(self.folder / name)
-                stamp += [status.modified, status.size]
-        return tuple(stamp)
-
-    def _renewed(self) -> Identity | None:
-        stamp = self._stamp()
-        if stamp == self._seen:
-            return None
-        try:
-            self.identity = Identity.read(
-                self.folder, self.identity.name, self.host.files, self.host.clock.wall()
-            )
-        except InvalidInput as error:  # one of two files is there, or half of one: read again later
-            self._notify_once("certificate", f"the old one stays in use: {error}")
-            return None
-        self._seen = stamp
-        self._warned = 0.0
-        self._last_texts.pop("certificate", None)
-        self.notify("certificate", f"a new one, valid for {self.days_left:.1f} days")
-        return self.identity
-
-    @property
-    def days_left(self) -> float:
-        """Until the own certificate ends."""
-        return certificates.days_left(self.identity, self.host.clock.wall())
-
-    def _warn(self) -> None:
-        left = self.days_left
-        now = self.host.clock.monotonic()
-        if left < WARN_DAYS and (not self._warned or now - self._warned > _WARN_SECONDS):
-            self._warned = now
-            when = (
-                f"ends in {left:.1f} days" if left > 0 else "has ended: no link can connect again"
-            )
-            self.notify(
-                "certificate", f"{when}; renew it with: spodgt peer renew {self.identity.name}"
-            )
 
     # --- from neighbours --------------------------------------------------------------------------
     def request_manifest(self, neighbour: str, loop: asyncio.AbstractEventLoop) -> None:

@@ -55,7 +55,10 @@ class Neighbour:
 
 @dataclass
 class Status:
-    """A peer at one time."""
+    """A peer at one time.
+
+    The page of `spodgt peer watch` takes only fields that `monitoring.report_validation` lists.
+    """
 
     name: str
     k: int = 0
@@ -136,6 +139,11 @@ class Reporter:
     def due(self) -> bool:
         return self.clock.monotonic() - self.reported >= self.options.report_every
 
+    def to_json(self) -> bytes:
+        """The status and the latest events."""
+        status = self.status.to_dict(self.clock.wall())
+        return json.dumps({"status": status, "events": self.journal.recent_rows()}).encode()
+
     def report(self, *, last: bool = False) -> None:
         """Write the status.
 
@@ -202,9 +210,9 @@ class Reporter:
         yield from node_warnings(self.node)
         limit = min(SILENT_SECONDS, self.options.drop_after or math.inf)
         yield from silence_warnings(self.node, self.silent_seconds(), limit)
-        if self.transport.is_full:
+        if self.transport.listener.is_full:
             text = (
-                f"all {self.transport.max_connections} connections are in use: a neighbour that "
+                f"all {self.transport.listener.max_connections} connections are in use: a neighbour that "
                 "restarts cannot connect; limit them in the firewall"
             )
             yield OperatorWarning("connections", text)
@@ -256,7 +264,7 @@ class Reporter:
         role = self.node.role
         # copies: a manifest may change the links in the other thread
         streams = dict(self.transport.out)
-        into = dict(self.transport.into)
+        into = dict(self.transport.in_links.traffic)
         for name, out_link in state.out.items():
             if name in streams:
                 traffic = streams[name].traffic
@@ -281,7 +289,7 @@ class Reporter:
         out.
         """
         now = self.clock.monotonic()
-        last_received = dict.fromkeys(sorted(self.transport.into), self.begun)
+        last_received = dict.fromkeys(sorted(self.transport.in_links.traffic), self.begun)
         for name, traffic in self.transport.traffic():
             before = last_received.get(name, self.begun)
             last_received[name] = max(before, traffic.last_received)

@@ -36,10 +36,10 @@ class EpochTopology:
 
     Args:
         name: The client.
-        places: Of the clients with links, by name, in the order of `network`.
-        network: Who can talk, with the weights of methods without a root.
-        prices: (links,) what the use of each link costs; None: the method has no root.
-        given_root: The name in the manifest; "": the best one.
+        client_indices: Numbers of the clients with links, by name, in the order of `network`.
+        network: The links, with the weights of methods without a root.
+        link_costs: (links,) cost 1/p̂ of each use of a link; None: the method has no root.
+        manifest_root: The root's name in the manifest; "": the best one.
     """
 
     name: str

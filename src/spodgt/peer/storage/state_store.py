@@ -189,8 +189,8 @@ class DiskStateStore:
 
         `check` raises ValueError for a state that cannot be; the one before it is taken then.
         """
-        sealed = [file.read(0, file.size()) for file in self.records]
-        found = _newest(sealed, self.file.read, self.path, check)
+        contents = [file.read(0, file.size()) for file in self.records]
+        found = _newest(contents, self.file.read, self.path, check)
         if found is None:
             if self.file.size():
                 self.damaged = f"{VECTORS} holds numbers, but no commit is left"
@@ -215,12 +215,12 @@ ReadAt = Callable[[int, int], bytes]  # position, size
 
 
 def _newest(
-    sealed: list[bytes], read_at: ReadAt, path: Path, check: Callable[[StoredState], None]
+    contents: list[bytes], read_at: ReadAt, path: Path, check: Callable[[StoredState], None]
 ) -> _LoadedCommit | None:
     """The newest commit that is whole; None if there is none at all."""
     records = []
     damaged = ""
-    for content in filter(None, sealed):
+    for content in filter(None, contents):
         try:
             records.append(_decode_record(content))
         except _DAMAGE as error:
@@ -240,7 +240,7 @@ def _newest(
         if len(records) == 1 and record.generation > 1:  # there are always two
             damaged = damaged or "one of the last two commits is missing"
         return _LoadedCommit(saved, body["slots"], record.generation, damaged)
-    was_first = not records and not all(sealed)  # the first commit was torn: nothing was sent
+    was_first = not records and not all(contents)  # the first commit was torn: nothing was sent
     if damaged and not was_first:
         fix = "remove the directory: the client joins again with an epoch reset"
         raise StoreFailed(f"state in {path} is damaged ({damaged}); {fix}.")
@@ -255,7 +255,7 @@ def _encode_record(record: StoredRecord) -> bytes:
 
 
 def _decode_record(content: bytes) -> StoredRecord:
-    """The inverse of `_sealed`; what an earlier, longer record left behind it is ignored."""
+    """The inverse of `_encode_record`; what an earlier, longer record left behind it is ignored."""
     head, newline, rest = content[_DIGEST:].partition(b"\n")
     generation, length = map(int, head.split())
     text = rest[:length]

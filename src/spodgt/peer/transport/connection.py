@@ -37,9 +37,9 @@ class Traffic:
     version: str = ""  # of the neighbour's program
 
 
-@dataclass(frozen=True)
+@dataclass
 class LocalClient:
-    """The client, as the ends of all its streams use it."""
+    """The client, as the ends of all its streams share it; `identity` changes when it is renewed."""
 
     context: wire_format.Context
     identity: Identity
