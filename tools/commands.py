@@ -52,5 +52,6 @@ def row(parameter: Any) -> str:
 
 
 def plain(text: str | None) -> str:
-    """Without the marks of rich; a bar would end a cell of the table."""
-    return re.sub(r"\[/?[a-z ]*\]", "", text or "").strip().replace("|", "\\|")
+    """Without the marks of rich, of which a backslash makes text; a bar would end a cell of the table."""
+    unmarked = re.sub(r"(?<!\\)\[/?[a-z ]*\]", "", text or "")
+    return unmarked.replace("\\[", "[").strip().replace("|", "\\|")

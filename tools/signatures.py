@@ -12,6 +12,7 @@ import griffe
 
 KEYWORD = griffe.ParameterKind.positional_or_keyword
 _COMMENT = re.compile(r"^\s+\w+\s*:.*?\s{2}# (?P<text>.+)$")
+_IS_FOR_TOOLS = re.compile(r"noqa|type: ignore|fmt: ")
 
 
 class Declared(griffe.Extension):
@@ -21,7 +22,7 @@ class Declared(griffe.Extension):
         fields = [each for each in cls.attributes.values() if "instance-attribute" in each.labels]
         for field in fields:
             found = _COMMENT.match(field.lines[0]) if field.lines else None
-            if found and field.docstring is None:
+            if found and field.docstring is None and not _IS_FOR_TOOLS.match(found["text"]):
                 field.docstring = griffe.Docstring(found["text"], parent=field)
         if (
             any(str(each.value).startswith("recipe(") for each in cls.decorators)

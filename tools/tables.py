@@ -16,10 +16,13 @@ from spodgt.record.metrics import METRICS
 from spodgt.training.api import ExecutionOptions, TrainOptions
 
 _COMMENT = re.compile(r"^    (?P<name>\w+):.*?  # (?P<text>.+)$", re.MULTILINE)
+_CITATION = re.compile(r"\[([a-z]+\d{4}[a-z0-9]+(?:[,;] [a-z]+\d{4}[a-z0-9]+)*)\]")
 _ENTRY = """### {name}
 
-```text
 {update}
+
+```python
+{example}
 ```
 
 {fields}
@@ -78,9 +81,38 @@ def method_classes() -> str:
 
 
 def _entry(name: str, method: type[Any]) -> str:
-    update = inspect.getdoc(sys.modules[method.__module__]) or ""
+    update = as_markdown(inspect.getdoc(sys.modules[method.__module__]) or "")
     path = f"{method.__module__}.{method.__name__}"
-    return _ENTRY.format(name=name, update=update, fields=_fields(method), path=path)
+    example = method_example(name, method)
+    return _ENTRY.format(
+        name=name, update=update, example=example, fields=_fields(method), path=path
+    )
+
+
+def method_example(name: str, method: type[Any]) -> str:
+    """A call that makes the method, with the default of every hyperparameter."""
+    arguments = [repr(name).replace("'", '"')]
+    for field in dataclasses.fields(method):
+        arguments.append(f"{field.name}={field.default!r}".replace("'", '"'))
+    return f"spodgt.method({', '.join(arguments)})"
+
+
+def as_markdown(docstring: str) -> str:
+    """A docstring as Markdown: indented lines are formulas, citation keys lead to the literature."""
+    parts = []
+    for part in re.split(r"\n\s*\n", docstring):
+        if all(line.startswith("    ") for line in part.splitlines()):
+            formulas = inspect.cleandoc("\n" + part)
+            parts.append(f"```{{ .text .formulas }}\n{formulas}\n```")
+        else:
+            prose = re.sub(r"(?<!\*)\b(\w+)\*(?!\w)", r"\1\\*", part)  # the optimum x*
+            parts.append(_CITATION.sub(_citation_links, prose))
+    return "\n\n".join(parts)
+
+
+def _citation_links(found: re.Match[str]) -> str:
+    keys = re.split(r"[,;] ", found[1])
+    return ", ".join(f"[{key}](../literature.md#{key})" for key in keys)
 
 
 def _fields(method: type[Any]) -> str:
