@@ -21,9 +21,9 @@ class Declared(griffe.Extension):
     def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:
         fields = [each for each in cls.attributes.values() if "instance-attribute" in each.labels]
         for field in fields:
-            found = _COMMENT.match(field.lines[0]) if field.lines else None
-            if found and field.docstring is None and not _IS_FOR_TOOLS.match(found["text"]):
-                field.docstring = griffe.Docstring(found["text"], parent=field)
+            text = field_comment(field.lines[0]) if field.lines else ""
+            if text and field.docstring is None:
+                field.docstring = griffe.Docstring(text, parent=field)
         if (
             any(str(each.value).startswith("recipe(") for each in cls.decorators)
             and "__init__" not in cls.members
@@ -39,3 +39,11 @@ class Declared(griffe.Extension):
             cls.set_member(
                 "__init__", griffe.Function("__init__", parameters=griffe.Parameters(me, *given))
             )
+
+
+def field_comment(line: str) -> str:
+    """The comment after a field; empty if there is none, or one for linters."""
+    found = _COMMENT.match(line)
+    if found is None or _IS_FOR_TOOLS.match(found["text"]):
+        return ""
+    return found["text"]

@@ -235,11 +235,11 @@ class Algorithm(deprecated.OldNames, ABC, Generic[S, R]):
         return self.traits.vectors * columns * item
 
     def fit(self, availability: Availability) -> Algorithm:
-        """The same method with the fields that depend on a run filled in, such as K of `k-gt`."""
+        """The same method with the fields that depend on `availability`, such as K of `k-gt`."""
         return self
 
     def adapt_availability(self, availability: Availability, network: Network) -> Availability:
-        """The clients and links that the method uses; by default as its traits declare.
+        """The part of `availability` on `network` that the method uses, as its traits declare.
 
         mixing "server" or "none": no links. activation other than "all": the clients drawn.
         "waits": all clients or links in every round. Gossip: one draw per pair of links.

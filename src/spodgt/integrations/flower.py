@@ -63,7 +63,8 @@ def run_client_app(
         model: Of the same architecture as in the app; afterwards it holds the trained model.
         rounds: Number of train messages, each of them one block.
         config: Sent in every message as "config", with the number of the round as "server-round".
-        run_config, node_config: Of the app's context.
+        run_config: Run configuration in the app's context.
+        node_config: Node configuration in the app's context.
         evaluate_every: Rounds between two evaluate messages; 0: none.
         options: Those of `spodgt.join`.
     """

@@ -202,7 +202,11 @@ class Network(WeightedDigraph):
             adjacency: (clients, clients), an array or a sparse matrix of scipy; [i, j] is not 0
                 where i receives from j. Entries other than 0 and 1 are edge weights; the diagonal
                 is used with `weights="given"` only.
-            A, B, W, weights, seed: See `from_graph`.
+            A: Row-stochastic pull weights, see `from_graph`.
+            B: Column-stochastic push weights, see `from_graph`.
+            W: Doubly stochastic weights, see `from_graph`.
+            weights: The rule for weights that are not given, see `from_graph`.
+            seed: Of random weights.
             names: One name per client.
         """
         if A is not None and B is not None and weights is None:

@@ -295,7 +295,7 @@ class Learning(
         return self._with(self.data, self.model.with_autocast())
 
     def with_client_indices(self, client_indices: ClientIndices) -> Learning:
-        """The same problem with other clients: each holds the given samples, for every seed."""
+        """The same problem with other clients, whose samples are `client_indices` for every seed."""
         scales = self.data.fixed_scales
         has_same_clients = len(client_indices) == self.clients
         if self.data.client_weights == SAMPLES and has_same_clients:
@@ -487,7 +487,7 @@ class Learning(
         return FullGradients(self.model, self.data)(x, rows)
 
     def linear_data(self, dtype: torch.dtype) -> LinearData | None:
-        """The data of a linear model for compiled loops; None if loops cannot be used."""
+        """The data of a linear model as `dtype`, for compiled loops; None if these cannot be used."""
         if self._has_own_gradients:
             return None
         return read_linear_data(self.model, self.data, dtype)

@@ -48,7 +48,8 @@ def join(
         block_steps: Optimizer steps of a block. Without both limits only `site.exchange()` ends a
             block.
         block_seconds: Seconds of a block.
-        scheduler, scaler: Their states are saved beside that of the optimizer.
+        scheduler: Of the step size; its state is saved beside that of the optimizer.
+        scaler: A GradScaler; its state is saved, too.
         alpha: Weight of the newest block in the contribution, in (0, 1]; below 1 it is a running
             mean.
         weight: Multiplies the gradients of this site; weights with mean 1 over sites weigh samples

@@ -18,10 +18,10 @@ class Condition:
 
     about: str  # links, clients, batches, step size, …
     formula: str  # in the names of `Constants`
-    holds: bool
-    value: float
-    limit: Number
-    factor: float
+    holds: bool  # value <= limit
+    value: float  # left-hand side
+    limit: Number  # right-hand side, or `Infeasible`
+    factor: float  # value / limit
 
     @property
     def name(self) -> str:

@@ -22,7 +22,7 @@ V = TypeVar("V")  # an array, or array | Infeasible
 class Infeasible:
     """In place of a number that does not exist, with the failed condition. Is false."""
 
-    reason: str
+    reason: str  # the failed condition, with its numbers
 
     def __bool__(self) -> bool:
         return False

@@ -102,17 +102,21 @@ class Dynamics:
 
     # --- rates and errors ---
     def mean_radius(self, step_size: ArrayLike) -> float:
-        """Spectral radius of E[s⁺] as a function of E[s] on Σz = 0."""
+        """Spectral radius of E[s⁺] as a function of E[s] on Σz = 0, with `step_size` η."""
         return max(_Part(self, step_size, first).mean_radius() for first, *_ in self._alike)
 
     def mean_square_radius(self, step_size: ArrayLike) -> float:
-        """Spectral radius of E[s⁺s⁺ᵀ] as a function of E[ssᵀ] on Σz = 0; stable if below one."""
+        """Spectral radius of E[s⁺s⁺ᵀ] as a function of E[ssᵀ] on Σz = 0; stable if below one.
+
+        Args:
+            step_size: η, one number or (clients,).
+        """
         return max(_Part(self, step_size, first).mean_square_radius() for first, *_ in self._alike)
 
     def variance(self, step_size: ArrayLike) -> float:
         """Stationary E‖x - limit‖² / clients; inf if not mean-square stable.
 
-        `Failed` where the step size is so close to the stability limit that no solver converges.
+        `Failed` where the `step_size` is so close to the stability limit that no solver converges.
         """
         if self.mean_square_radius(step_size) >= 1:
             return float("inf")
@@ -123,11 +127,17 @@ class Dynamics:
         return total
 
     def floor(self, step_size: ArrayLike) -> float:
-        """Stationary E‖x - optimum‖² / clients = variance + ‖bias‖²; inf if unstable."""
+        """Stationary E‖x - optimum‖² / clients = variance + ‖bias‖²; inf if `step_size` is unstable."""
         return self.variance(step_size) + float(self.bias @ self.bias)
 
     def curve(self, step_size: ArrayLike, x0: ArrayLike, rounds: int) -> Floats:
-        """(rounds + 1,) exact E‖x_k - optimum‖² / clients from `x0`, (n,) or (clients, n)."""
+        """(rounds + 1,) exact E‖x_k - optimum‖² / clients.
+
+        Args:
+            step_size: η, one number or (clients,).
+            x0: Initial models, (n,) or (clients, n).
+            rounds: Length of the curve.
+        """
         m, n = self.c.shape
         x = np.broadcast_to(np.asarray(x0, dtype=np.float64).reshape(-1, n), (m, n))
         parts = (_Part(self, step_size, own) for same in self._alike for own in same)

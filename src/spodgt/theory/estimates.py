@@ -40,7 +40,7 @@ class Estimate:
     """One constant of every client, with an interval of 95 %."""
 
     value: Floats  # (clients,)
-    low: Floats
+    low: Floats  # (clients,) lower end of the interval
     high: Floats  # infinite where nothing bounds it from above
 
 
@@ -48,13 +48,13 @@ class Estimate:
 class Estimates:
     """The constants of the data, and the points at which they were estimated."""
 
-    L: Estimate
-    sigma0: Estimate
-    sigma1: Estimate
-    delta0: Estimate
-    delta1: Estimate
-    samples: Floats  # D
-    batch: Floats  # B
+    L: Estimate  # smoothness
+    sigma0: Estimate  # noise of a gradient at a stationary point
+    sigma1: Estimate  # growth of the noise with |∇F|
+    delta0: Estimate  # difference between clients at a stationary point
+    delta1: Estimate  # growth of the difference with |∇F|
+    samples: Floats  # D: (clients,) samples of a client
+    batch: Floats  # B: (clients,) samples in a mini-batch
     curvature: Method  # how L was found
     sigma_excess: Floats  # addition to σ₀² for which the bound holds at every point, at least zero
     delta_excess: Floats  # the same for δ₀²
@@ -62,7 +62,7 @@ class Estimates:
     first_gradients: Floats  # the same at the first point
     losses: Floats  # (points,) F
     gradient_norms: Floats  # (points,) ‖∇F‖
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # on assumptions that the problem does not meet
 
     def bounding(self) -> Data:
         """The data of `constants`, with σ₀ and δ₀ raised so that the bounds hold at every point."""
@@ -73,7 +73,7 @@ class Estimates:
         return Data(self.L.value, sigma0, sigma1, delta0, delta1, self.samples, self.batch)
 
     def variance(self, point: int) -> Floats:
-        """(clients,) E‖mini-batch gradient - ∇F_i‖² at one of the points, as fitted."""
+        """(clients,) E‖mini-batch gradient - ∇F_i‖² at a `point` of the descent, as fitted."""
         one = self.sigma0.value**2 + self.sigma1.value**2 * self.gradient_norms[point] ** 2
         return np.asarray((1 - self.batch / self.samples) / self.batch * one)
 

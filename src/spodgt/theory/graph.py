@@ -209,9 +209,7 @@ class EdgeUtility:
     """D(G), K(G) and bounds on K(G); any covering's utility is valid in the contraction lemmas."""
 
     diameter: int  # D(G): longest shortest path
-    edge_utility: (
-        int  # K(G): most shortest paths that one link can be on, one path per ordered pair
-    )
+    edge_utility: int  # K(G): most paths on one link, with one shortest path per ordered pair
     covering_lower_bound: int  # ⌈Σ d(s,t) / |E|⌉ <= utility of any covering
     upper_bound: int  # m² - 3m + 3, attained by a bottleneck
 
@@ -275,9 +273,7 @@ class Contraction:
 
     A: float  # largest E‖A^(k)x - 1x̄‖²_φ / ‖x - 1x̄‖²_φ
     B: float  # largest E‖Π⁻¹B^(k)y‖²_π / ‖Π⁻¹y‖²_π over Σy = 0; above one if links fail often
-    injection: (
-        float  # E‖Π⁻¹B^(k)π - 1‖²_π: what failing links add per squared Σy, since B^(k)π != π
-    )
+    injection: float  # E‖Π⁻¹B^(k)π - 1‖²_π: what failing links add per squared Σy
     one_minus_bound_A: float  # 1 - A is at least this, for every p̂ in (0, 1]
 
 

@@ -52,7 +52,7 @@ def prediction(
     Args:
         draws: The draw of every seed.
         methods: The methods of the run.
-        frame: The metrics of the run, with columns algorithm, seed, round and distance.
+        frame: The metrics of the run, with columns method, seed, round and distance.
 
     Returns:
         {"lines": [{method, seeds, rounds, measured, predicted, floor, rate}]}, see `Line`; None

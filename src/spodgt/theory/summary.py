@@ -50,9 +50,9 @@ _FALLING_SCHEDULE = (
 class Setting:
     """An experiment for the theory; made by `setting`."""
 
-    draw: Draw
+    draw: Draw  # network, availability, problem and initial models
     step_size: Floats  # (clients,)
-    rounds: int
+    rounds: int  # length of the run
     notes: tuple[str, ...] = ()  # on assumptions that the experiment does not meet
 
     @property
@@ -96,9 +96,9 @@ def setting(draw: Draw, step_size: ArrayLike | Tensor | Schedule, rounds: int) -
 class Outlook:
     """The dynamics of one rule for idle clients on the model, with the step size of the setting."""
 
-    rule: Rule
+    rule: Rule  # "zero", "importance" or "memory"
     method: str  # the method that follows the rule
-    largest_stable_step: float
+    largest_stable_step: float  # the mean-square error shrinks below it
     recommended_step: float  # half of the largest stable one, or the fastest one of quadratics
     rate: float  # factor of the mean-square error per round
     rounds_per_decade: float  # for a 10× reduction of the distance; infinite if unstable
@@ -116,18 +116,18 @@ class Outlook:
 class TheorySummary:
     """Network, data, constants, conditions and bounds of a setting, and its dynamics."""
 
-    setting: Setting
-    graph: EdgeUtility
-    phi: Floats
-    pi: Floats
+    setting: Setting  # what was analysed
+    graph: EdgeUtility  # diameter and edge utility
+    phi: Floats  # (clients,) Perron vector of Â
+    pi: Floats  # (clients,) Perron vector of B̂
     doubly_stochasticable: bool  # without self-loops
-    contraction: Contraction
-    estimates: Estimates
-    paper: Constants
-    corrected: Constants
+    contraction: Contraction  # exact factors of one round
+    estimates: Estimates  # constants of the data
+    paper: Constants  # as printed
+    corrected: Constants  # for which the proofs hold
     paper_bound: Floats | Infeasible  # terms: optimality, model, tracking, η², constant
-    corrected_bound: float | Infeasible
-    model: QuadraticModel
+    corrected_bound: float | Infeasible  # on the mean of E|∇F|²
+    model: QuadraticModel  # on which the dynamics are computed
     outlooks: tuple[Outlook, ...]  # empty if there are too many clients
     # |mean (p_i/p̄ - 1) ∇F_i| over the root mean square of the |∇F_i|, at the last point
     gradient_bias: float

@@ -25,7 +25,7 @@ class VanishingSchedule:
         train(SpodGT(plan.schedule), problem, network, plan.participation(), rounds=plan.rounds)
     """
 
-    rounds: int
+    rounds: int  # K
     step_size: float  # η = η₀/√(K+1)
     p: Floats  # (clients,) p_i = 1 - idleness/√(K+1)
     batch_size: Ints  # (clients,) B_i = D_i/(1 + D_i/(batch √(K+1))), rounded up

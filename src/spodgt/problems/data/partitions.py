@@ -33,7 +33,13 @@ class Partition(Protocol):
     """A recipe that divides samples among clients."""
 
     def split(self, targets: torch.Tensor, clients: int, seed: int) -> list[Indices]:
-        """One sorted array of indices into `targets` `(N,)` per client; the arrays are disjoint."""
+        """One sorted array of indices into `targets` for each client; the arrays are disjoint.
+
+        Args:
+            targets: (N,) labels of the samples.
+            clients: Number of clients.
+            seed: Of random partitions.
+        """
         ...
 
 
@@ -75,9 +81,7 @@ class LabelsPerClient:
     """
 
     name: ClassVar[str] = "labels-per-client"
-    labels: Annotated[
-        Whole, Field(ge=1), _each("classes")
-    ]  # 1 … number of classes among the targets
+    labels: Annotated[Whole, Field(ge=1), _each("classes")]  # number of classes of each client
 
     def split(self, targets: torch.Tensor, clients: int, seed: int) -> list[Indices]:
         labels, draws = _checked(targets, clients, seed)
@@ -122,8 +126,8 @@ class Dirichlet:
     """
 
     name: ClassVar[str] = "dirichlet"
-    alpha: Annotated[Number, Field(gt=0, le=1e6), _ALPHA]
-    minimum: Annotated[Whole, Field(ge=1), _each("samples")] = 1
+    alpha: Annotated[Number, Field(gt=0, le=1e6), _ALPHA]  # concentration α
+    minimum: Annotated[Whole, Field(ge=1), _each("samples")] = 1  # samples of each client
 
     def split(self, targets: torch.Tensor, clients: int, seed: int) -> list[Indices]:
         labels, draws = _checked(targets, clients, seed)
