@@ -44,7 +44,7 @@ class Row:
 
     Attributes:
         adapter: a file of benchmarks/adapters/, without .py.
-        label: what the table calls it; `{versions}` of its packages are added.
+        label: what the table calls it.
         computes: what one round is.
         differs: in what this is other work than ours, or wrong; nothing if it is the same.
         needs: what pip installs; nothing for what runs with the Python of this script.
@@ -294,11 +294,22 @@ def page(results: dict[str, Any]) -> str:
         "",
         "## What each library computes",
         "",
-        "| | a round | differs from `dsgd` of spodgt |",
-        "|---|---|---|",
+        "| | a round | differs from `dsgd` of spodgt | measured with |",
+        "|---|---|---|---|",
     ]
-    lines += [f"| {row.label} | {row.computes} | {row.differs or '—'} |" for row in ROWS.values()]
+    for name, row in ROWS.items():
+        cells = [row.label, row.computes, row.differs or "—", versions(results["models"], name)]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def versions(models: dict[str, dict[str, Any]], name: str) -> str:
+    """The packages of a row and their versions; empty if it was not measured."""
+    for rows in models.values():
+        found = rows.get(name, {}).get("versions", {})
+        if found:
+            return ", ".join(f"{package} {number}" for package, number in found.items())
+    return ""
 
 
 def measured(rows: dict[str, Any], name: str) -> bool:
@@ -318,8 +329,7 @@ def table(rows: dict[str, Any]) -> list[str]:
     ]
     ours = speed(rows["spodgt"]) if measured(rows, "spodgt") else math.nan
     for row in rows.values():
-        versions = ", ".join(f"{name} {number}" for name, number in row.get("versions", {}).items())
-        name = f"{row['label']} ({versions})" if versions else row["label"]
+        name = row["label"]
         if "missing" in row:
             lines.append(f"| {name} | {row['missing']} | | | | |")
             continue
@@ -328,7 +338,7 @@ def table(rows: dict[str, Any]) -> list[str]:
         cells = [
             name,
             _number(best),
-            f"{1 - float(np.median(runs)) / best:.0%} of {len(runs)}"
+            f"{1 - float(np.median(runs)) / best:.0%}, {len(runs)} runs"
             if len(runs) > 1
             else "one run",
             "" if math.isnan(ours) else f"{_number(ours / best)}×",

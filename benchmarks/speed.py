@@ -918,12 +918,30 @@ _COLUMNS = {
     "evaluation_rounds": "time of an evaluation, in rounds",
     "peak_over_states": "peak memory of rounds over the size of all states",
 }
+_TITLES = {
+    "svm": "Linear SVM",
+    "logistic": "Logistic regression",
+    "networks": "Neural networks",
+    "methods": "Other methods",
+    "outside": "A method from outside the package",
+    "large": "Many clients",
+    "growth": "Growth with the size",
+    "memory": "Memory",
+    "mixing": "Mixing alone",
+    "busy": "On a busy machine",
+    "workers": "Worker processes",
+    "start": "Start of the program",
+}  # in the order of the page
 _ONLY_IN_JSON = ("loop_rounds_per_s", "loop_spread", "quiet_spread", "times_loop_median")
 
 
 def write_page(results: dict[str, Any], out: Path) -> None:
     """Write README.md: the tables of all sections, each with when and where it was measured."""
-    sections = {name: rows for name, rows in results.items() if isinstance(rows, list)}
+    known = [name for name in _TITLES if isinstance(results.get(name), list)]
+    others = [
+        name for name, rows in results.items() if isinstance(rows, list) and name not in known
+    ]
+    sections = {name: results[name] for name in (*known, *others)}
     lines = [
         "# How fast the simulator is",
         "",
@@ -939,7 +957,7 @@ def write_page(results: dict[str, Any], out: Path) -> None:
         if column in used:
             lines.append(f"| {column.replace('_', ' ')} | {meaning} |")
     for name, rows in sections.items():
-        lines += ["", f"## {name}", "", where(results["measured"].get(name))]
+        lines += ["", f"## {_TITLES.get(name, name)}", "", where(results["measured"].get(name))]
         if name == "growth":
             slope = results["slope_of_links"]
             lines += [

@@ -37,6 +37,7 @@ from spodgt.sweeps import grid as experiments
 from spodgt.theory import perron_vectors
 
 _PROBABILITIES = ["below 0.01", "0.01 to 0.1", "0.1 to 0.5", "above 0.5"]
+_BACK = "[All figures](README.md)."
 _LEARNED = 0.02  # a gain in accuracy that is no accident
 PAPERS = (
     "spod-gt",
@@ -98,28 +99,37 @@ def publish(name: str, page: ReportPage, out: Path, absent: Sequence[str]) -> No
 
 def text(name: str, page: ReportPage, out: Path, absent: Sequence[str]) -> Iterator[str]:
     metric = statistics.primary_metric(page.results)
+    claim = f"**Claim of the paper:** {page.sweep.paper}"
+    result = f"**Result:** {verdict(page)}"
+    path = out / "notes" / f"{name}.md"
+    notes = path.read_text(encoding="utf-8").strip() if path.exists() else ""
     yield f"# Figure {page.sweep.figure}: {page.title}\n"
+    if not any(learned(record) for record in page.records):
+        yield f"{claim} {result} {notes}\n"
+        yield f"<!-- not run: takes minutes to hours -->\n```sh\n{page.command}\n```\n"
+        yield _BACK
+        return
     yield f"![{page.title}]({name}.png)\n"
-    yield f"**Claim of the paper:** {page.sweep.paper}\n"
-    yield f"**Result:** {verdict(page)}\n"
-    notes = out / "notes" / f"{name}.md"
-    if notes.exists():
-        yield f"{notes.read_text(encoding='utf-8').strip()}\n"
+    yield f"{claim}\n"
+    yield f"{result}\n"
+    if notes:
+        yield f"{notes}\n"
     if absent:
         keys = ", ".join(map(key_label, page.sweep.grid))
         yield f"**Not complete:** not run at {keys} = {'; '.join(absent)}.\n"
-    if any(learned(record) for record in page.records):
-        yield from tables(page, metric)
+    yield from tables(page, metric)
     yield "## Repeat it\n"
     yield f"<!-- not run: takes minutes to hours -->\n```sh\n{page.command}\n```\n"
     yield f"{page.setting[:1].upper()}{page.setting[1:]}. {cost(page)}\n"
     files = [f"[{name}{part}.csv]({name}{part}.csv)" for part in ("", "-summary", "-differences")]
-    yield f"Numbers of every cell, method and seed: {', '.join(files)}. Figure: [PDF]({name}.pdf)."
+    yield f"Numbers of every cell, method and seed: {', '.join(files)}. Figure: [PDF]({name}.pdf).\n"
+    yield _BACK
 
 
 def tables(page: ReportPage, metric: str) -> Iterator[str]:
     yield f"## Final {metric}\n"
-    yield "Mean ± standard deviation over seeds, best in bold. Leads are paired over seeds."
+    leads = "" if page.sweep.grid else " Leads are paired over seeds."
+    yield f"Mean ± standard deviation over seeds, best in bold.{leads}"
     diverged = page.results[page.results["diverged"]]
     if len(diverged):
         runs = ", ".join(f"{row.method} (seed {row.seed})" for row in diverged.itertuples())
@@ -248,13 +258,20 @@ def shown(means: pd.DataFrame, method: str, metric: str) -> str:
 
 
 def grid_table(page: ReportPage, metric: str) -> Iterator[str]:
-    """One row per setting, one column per method."""
-    rows = []
+    """Settings against methods; the larger number of them has the rows."""
+    keys = ", ".join(map(key_label, page.sweep.grid))
+    settings = []
+    columns = []
     for point, part in groups(page):
         means = statistics.summary(part, [metric])
-        cells = [label(value) for value in point.values()]
-        rows.append([*cells, *(shown(means, method, metric) for method in page.methods)])
-    yield from table([*(key_label(key) for key in page.sweep.grid), *page.methods], rows)
+        settings.append(", ".join(label(value) for value in point.values()))
+        columns.append([shown(means, method, metric) for method in page.methods])
+    if len(settings) < len(page.methods):
+        rows = [list(row) for row in zip(page.methods, *columns, strict=True)]
+        yield from table([keys, *settings], rows)
+    else:
+        rows = [[at, *column] for at, column in zip(settings, columns, strict=True)]
+        yield from table([keys, *page.methods], rows)
 
 
 def method_table(page: ReportPage, metric: str) -> Iterator[str]:
@@ -382,7 +399,7 @@ def row(stem: str, name: str, page: ReportPage) -> list[str]:
     """The index's line on a page."""
     spec = experiments.load(name)
     state = f"{len(page.records)} of {len(spec.points())} cells" if missing(name, page) else "done"
-    seconds = duration(page.sweep.seconds) if page.sweep.seconds else ""
+    seconds = duration(page.sweep.seconds).replace(" ", "\u00a0") if page.sweep.seconds else ""
     picture = f"![Figure {spec.figure}]({stem}.png)"
     title = f"**{spec.figure}** [{page.title}]({stem}.md)"
     return [picture, title, state, verdict(page), seconds]
