@@ -6,7 +6,9 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -183,6 +185,88 @@ def test_a_latex_table(compared: spodgt.Result) -> None:
     assert lines[2] == r"method & loss & rounds & delay \\"
     assert {line.split(" & ")[0] for line in lines[4:6]} == {"spod-gt", "push-pull"}
     assert all(r" \pm " in line and line.endswith(r" \\") for line in lines[4:6])
+
+
+@pytest.fixture(scope="module")
+def classified() -> spodgt.Result:
+    generator = torch.Generator().manual_seed(0)
+    clients = []
+    for _ in range(4):
+        inputs = torch.randn(40, 5, generator=generator)
+        clients.append((inputs, (inputs[:, 0] > 0).long()))
+    problem = spodgt.Learning(
+        torch.nn.Linear(5, 2), torch.nn.CrossEntropyLoss(), clients, test=clients[0]
+    )
+    network = spodgt.Network.draw(spodgt.graphs.Complete(4))
+    return spodgt.compare(["spod-gt", "dsgd"], problem, network, rounds=60, seeds=[0, 1])
+
+
+@pytest.mark.parametrize("width", figures.FIGURE_STYLES)
+def test_the_axis_of_accuracies_fits_the_curves(
+    classified: spodgt.Result, width: figures.FigureStyle
+) -> None:
+    axes = classified.plot(width=width)
+    low, high = axes.get_ylim()
+    band = classified.frame.groupby(["method", "round"])["accuracy"].agg(["mean", "std"])
+    assert 0 <= low <= (band["mean"] - band["std"] / 2**0.5).min()
+    assert (band["mean"] + band["std"] / 2**0.5).max() <= high <= 1
+    assert high - low < 1.2 * (band["mean"].max() - band["mean"].min() + 2 * band["std"].max())
+
+
+def test_two_results_on_the_same_axes_are_both_visible(classified: spodgt.Result) -> None:
+    _, ax = figures.new_figure(4, 3)
+    classified.plot(ax=ax, against="round")
+    before = ax.get_ylim()
+    classified.plot(ax=ax, against="delay")
+    delays = ax.get_xlim()
+    classified.plot(ax=ax, against="round", methods=["dsgd"])  # shorter, with fewer values
+    assert ax.get_xlim() == delays
+    assert ax.get_ylim()[0] <= before[0]
+    assert ax.get_ylim()[1] >= before[1]
+
+
+def test_panels_that_share_an_axis_fit_all_curves(tmp_path: Path) -> None:
+    """Of a sweep with two keys: each panel has other accuracies."""
+    results = pd.DataFrame(
+        {
+            "method": "spod-gt",
+            "seed": 0,
+            "problem.batch_size": [1, 2, 1, 2],
+            "network.radius": [0.4, 0.4, 0.8, 0.8],
+            "accuracy": [0.31, 0.32, 0.91, 0.93],
+        }
+    )
+    keys = ["problem.batch_size", "network.radius"]
+    for panel in figures.plot_sweep(results, keys, "accuracy").axes:
+        low, high = panel.get_ylim()
+        assert low < 0.31
+        assert high > 0.93
+
+
+def test_a_latex_table_of_accuracies_is_aligned(classified: spodgt.Result) -> None:
+    values = [line.split(" & ")[1] for line in classified.to_latex().splitlines()[4:6]]
+    assert all(re.fullmatch(r"\$[01]\.\d{4} \\pm 0\.\d{4}\$", value) for value in values)
+
+
+def test_a_latex_table_of_small_losses_and_seconds() -> None:
+    result = spodgt.train(
+        spodgt.method("spod-gt", step_size=0.5),
+        spodgt.Quadratic([[[1.0]], [[1.0]]], [[1e-4], [2e-4]]),
+        spodgt.Network.ring(2),
+        rounds=40,
+        time=spodgt.Time(0.1),
+    )
+    lines = result.to_latex().splitlines()
+    assert lines[2] == r"method & loss & rounds & seconds \\"
+    assert re.fullmatch(r"spod-gt & \$1\.\d+ \\cdot 10\^{-9}\$ & 40 & 4 \\\\", lines[4])
+
+
+def test_a_latex_table_without_test_data() -> None:
+    generator = torch.Generator().manual_seed(0)
+    data = (torch.randn(8, 2, generator=generator), torch.zeros(8).long())
+    problem = spodgt.Learning(torch.nn.Linear(2, 2), torch.nn.CrossEntropyLoss(), [data, data])
+    result = spodgt.train("spod-gt", problem, spodgt.Network.ring(2), rounds=2)
+    assert r"spod-gt & -- & 2 & " in result.to_latex()
 
 
 def test_sweeps_are_short_in_a_shell_and_tables_in_a_notebook(tmp_path: Path) -> None:

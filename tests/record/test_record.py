@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import networkx as nx
@@ -342,7 +343,8 @@ def test_a_result_prints_as_its_table_in_80_columns(result: spodgt.Result) -> No
     assert max(map(len, lines)) <= 80
     assert "..." not in repr(result)
     assert {"spod-gt", "spod-gt-memory"} == {line.split()[0] for line in lines[1:]}
-    assert "<table" in result._repr_html_()
+    shown = re.findall(r"<td>(.*?)</td>", result._repr_html_())
+    assert " ".join(shown).split() == " ".join(lines[1:]).split()  # the same values in a notebook
     rows = [
         {
             "method": "spod-gt-importance",
@@ -393,6 +395,17 @@ def test_costs_of_the_summary_are_means_per_seed(tmp_path: Path) -> None:
     assert {"method", "delay", "rounds", "gradients", "messages", "bytes", "seeds"} <= set(rows[0])
     (table,) = [line for line in repr(result).splitlines() if line.strip().startswith("method")]
     assert {"delay", "bytes"} <= set(table.split())
+
+
+def test_one_seed_prints_no_deviation() -> None:
+    problem = spodgt.Quadratic.random(4, 3, seed=1)
+    network = spodgt.Network.ring(4)
+    one = repr(spodgt.train("spod-gt", problem, network, rounds=3)).splitlines()
+    assert one[0].split()[:4] == ["method", "loss", "±", "σ"]
+    assert one[1].split()[2] == "–"
+    noisy = spodgt.Quadratic.random(4, 3, seed=1, noise=1.0)
+    two = repr(spodgt.train("spod-gt", noisy, network, rounds=3, seeds=[0, 1])).splitlines()
+    assert float(two[1].split()[2]) > 0
 
 
 def test_notes_say_who_waits_and_what_is_evaluated(tmp_path: Path) -> None:

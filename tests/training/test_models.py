@@ -161,6 +161,26 @@ def test_a_progress_bar_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None
         spodgt.train("spod-gt", problem, NETWORK, rounds=3, progress=5)  # type: ignore[arg-type]
 
 
+def test_a_result_that_was_read_draws_and_has_no_modules(tmp_path: Path) -> None:
+    network = spodgt.Network.random_geometric(4, radius=0.9, seed=0)
+    problem = spodgt.Quadratic.random(4, 2)
+    options: dict[str, Any] = {"rounds": 3, "out": tmp_path / "run", "seeds": [5]}
+    kept = spodgt.train("spod-gt", problem, network, spodgt.Beta(), **options)
+    result = spodgt.Result.read(tmp_path / "run")
+    assert isinstance(result, spodgt.Result)
+    pictures = [
+        each.plot_network(tmp_path / f"{number}.svg").read_bytes()
+        for number, each in enumerate((kept, result))
+    ]
+    circles = [picture.count(b"<path") for picture in pictures]
+    assert circles[0] == circles[1] > 4
+    assert result.plot(tmp_path / "loss.png").exists()
+    with pytest.raises(InvalidInput, match="seed=0 is not one of this result; choose from 5"):
+        result.plot_network(tmp_path / "x.png", seed=0)
+    with pytest.raises(InvalidInput, match="use spodgt export FOLDER"):
+        result.model()
+
+
 def trained(logger: spodgt.loggers.Logger) -> spodgt.Result:
     problem = spodgt.Quadratic.random(3, 2)
     return spodgt.compare(["spod-gt"], problem, NETWORK, rounds=6, seeds=[0, 1], callbacks=[logger])
@@ -189,6 +209,17 @@ def test_mlflow_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert [point.step for point in points] == frame["round"].tolist()
         assert [point.value for point in points] == pytest.approx(frame["loss"].tolist())
         assert run.info.status == "FINISHED"
+
+
+@pytest.mark.parametrize("uri", ["file:mlruns", "sqlite:///mlflow.db", "nowhere://host"])
+def test_where_mlflow_cannot_log_is_one_sentence(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mlflow", reason="pip install 'spodgt[mlflow]'")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
+    with pytest.raises(InvalidInput, match=f"MLflow cannot log to {uri}: .*; give the address of"):
+        spodgt.loggers.MLflow(uri)
 
 
 def test_a_missing_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,7 @@ _SIDE_LEGEND: dict[str, Any] = {
     "fontsize": 9,
     "title_fontsize": 9,
     "frameon": False,
+    "alignment": "left",
     "loc": "center left",
     "bbox_to_anchor": (1.01, 0.5),
 }
@@ -108,12 +109,14 @@ def plot_curves(
         for method, (grid, band) in lines.items():
             _plot_band(axes, grid, band, styles[method], method, form.line_width)
         last = max(grid[-1] for grid, _ in lines.values())
+        if not is_new:
+            last = max(last, axes.dataLim.x1)  # of what is there already
         axes.set_xlim(0, end or last or 1)  # a run that stopped at once has no width
         _label_x_axis(axes, axis_labels.get(against, against), is_bytes=against == "bytes")
         _scale_y_axis(axes, metric, bands)
         if not is_new:
             decorate(axes, metric)
-            axes.legend(frameon=False)
+            axes.legend(framealpha=0.8, edgecolor="none")
             return figure
         if style != "screen":
             finish_column(figure, [axes], metric, title, note)
@@ -303,6 +306,7 @@ def plot_step_sizes(frame: pd.DataFrame, metric: str, chosen: dict[str, float]) 
     axes.set_xscale("log")
     axes.set_xlabel("step size")
     decorate(axes, metric)
+    axes.set_ylabel(axes.get_ylabel().replace("test ", "validation "))  # a search has no test data
     fractions = ", ".join(f"{budget:g}" for budget in budgets)
     title = f"best step size; runs of {fractions}\nof the whole, the longest strongest"
     axes.legend(title=title, **_SIDE_LEGEND)

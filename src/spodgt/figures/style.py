@@ -42,6 +42,7 @@ FIGURE_STYLES: tuple[FigureStyle, ...] = ("screen", "column", "page")
 SUFFIXES = (".png", ".svg", ".pdf")
 COLUMN_WIDTH = 3.35  # inches
 PAGE_WIDTH = 7.0  # inches
+_LEGEND_WIDTH = 1.4  # inches of an entry
 _COLUMN_STYLE = {
     "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "legend.fontsize": 7,
     "xtick.labelsize": 7, "ytick.labelsize": 7, "axes.linewidth": 0.6, "grid.linewidth": 0.4,
@@ -145,10 +146,21 @@ def decorate(axes: Axes, metric: str) -> None:
     description = METRICS.get(metric)
     axes.set_ylabel(description.label if description else metric)
     if description and description.unit == "fraction":
-        axes.set_ylim(0, 1)
+        _limit_to_fractions(axes)
     axes.grid(visible=True, alpha=0.3)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
+
+
+def _limit_to_fractions(axes: Axes) -> None:
+    """Fit the y axis, of panels that share it, to all lines and bands, within 0 and 1."""
+    panels = axes.get_shared_y_axes().get_siblings(axes)
+    low = min(panel.dataLim.y0 for panel in panels)
+    high = max(panel.dataLim.y1 for panel in panels)
+    if not low <= high:  # nothing is drawn
+        return
+    margin = max(0.05 * (high - low), 0.01)
+    axes.set_ylim(max(0.0, low - margin), min(1.0, high + margin))
 
 
 def finish_column(
@@ -156,21 +168,23 @@ def finish_column(
 ) -> None:
     """Add the legend, the title and the note to a figure in the style "column"."""
     for axes in panels:
-        top = axes.get_ylim()[1]
         decorate(axes, metric)
-        if axes.get_ylim() == (0, 1):
-            axes.set_ylim(0, min(1.0, top))
         if axes is not panels[0]:
             axes.set_ylabel("")
     figure.legend(
         *panels[0].get_legend_handles_labels(),
-        loc="outside upper center", ncols=3, frameon=False, handlelength=2.4, columnspacing=1.2,
+        loc="outside upper center", ncols=_legend_columns(figure), frameon=False,
+        handlelength=2.4, columnspacing=1.2,
     )  # fmt: skip
     if title and len(panels) == 1:
         panels[0].set_title(title)
     if note:
         characters = int(23 * figure.get_figwidth())  # of this size in a line
         figure.supxlabel(textwrap.fill(note, characters), fontsize=5.5, color="#555555")
+
+
+def _legend_columns(figure: Figure) -> int:
+    return max(3, int(figure.get_figwidth() / _LEGEND_WIDTH))
 
 
 # --- files ---------------------------------------------------------------------------------------

@@ -10,10 +10,9 @@ import json
 import platform
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from html import escape
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import tomli_w
 
@@ -26,7 +25,13 @@ from spodgt.record.metrics import METRICS, declare
 from spodgt.record.networks import DrawnNetwork, Observed, read_networks, read_participation
 from spodgt.record.run_folder import parquet, plain, write
 from spodgt.record.stalled import Stalled, find_stalled
-from spodgt.record.summary import summary_latex, summary_notes, summary_table, summary_text
+from spodgt.record.summary import (
+    summary_html,
+    summary_latex,
+    summary_notes,
+    summary_table,
+    summary_text,
+)
 from spodgt.types import Better
 
 if TYPE_CHECKING:
@@ -222,8 +227,7 @@ class Record:
 
     def _repr_html_(self) -> str:
         """The summary in a notebook."""
-        notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes())
-        return str(self.summary().to_html(index=False)) + notes
+        return summary_html(self)
 
     # --- files -----------------------------------------------------------------------------------
     def as_dict(self) -> dict[str, Any]:
@@ -270,7 +274,7 @@ class Record:
         write(folder / SUMMARY, json.dumps(self.as_dict(), indent=2).encode())
 
     @classmethod
-    def read(cls, folder: str | Path) -> Record:
+    def read(cls, folder: str | Path) -> Self:
         """The record of a run folder; `config.toml` is not needed.
 
         Args:

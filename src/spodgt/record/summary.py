@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -54,6 +55,19 @@ def _mean_per_seed(record: Record, column: str) -> dict[str, float]:
 
 def summary_text(record: Record) -> str:
     """The summary in 80 columns: metrics of the last models, best first, and costs per seed."""
+    table = _printed_table(record).to_string(index=False)
+    return "\n".join([table, *_divergence_notes(record), *summary_notes(record)])
+
+
+def summary_html(record: Record) -> str:
+    """The same as `summary_text` for a notebook."""
+    table = str(_printed_table(record).to_html(index=False))
+    notes = [*_divergence_notes(record), *summary_notes(record)]
+    return table + "".join(f"<p>{escape(note)}</p>" for note in notes)
+
+
+def _printed_table(record: Record) -> pd.DataFrame:
+    """The summary with its values as short texts."""
     import pandas as pd
 
     metric = record.primary_metric
@@ -71,33 +85,65 @@ def summary_text(record: Record) -> str:
     }
     table = {}
     for name in summary.columns.drop(hidden, errors="ignore"):
-        table[headings.get(name, name)] = [_cell(name, value) for value in summary[name]]
-    lines = [pd.DataFrame(table, dtype=str).to_string(index=False)]
+        cells = []
+        for value, seeds in zip(summary[name], summary["seeds"], strict=True):
+            has_value = seeds > 1 or name != f"{metric}_std"  # one seed has no deviation
+            cells.append(_cell(name, value) if has_value else "–")
+        table[headings.get(name, name)] = cells
+    return pd.DataFrame(table, dtype=str)
+
+
+def _divergence_notes(record: Record) -> list[str]:
+    notes = []
+    summary = summary_table(record)
     for row in summary[summary["diverged"] > 0].to_dict("records"):
-        lines.append(f"{row['method']} diverged in {row['diverged']} of {row['seeds']} seeds.")
-    return "\n".join(lines + summary_notes(record))
+        notes.append(f"{row['method']} diverged in {row['diverged']} of {row['seeds']} seeds.")
+    return notes
 
 
 def summary_latex(record: Record) -> str:
     """The summary as a LaTeX table of the package booktabs, best first, without costs."""
-    import pandas as pd
-
     metric = record.primary_metric
     summary = summary_table(record)
     summary = summary.sort_values(metric, ascending=statistics.better(metric) < 0)
+    clock = "seconds" if "seconds" in summary else "delay"
     lines = [r"\begin{tabular}{lrrr}", r"\toprule"]
-    lines.append(f"method & {_latex(metric)} & rounds & delay \\\\")
+    lines.append(f"method & {_latex(metric)} & rounds & {clock} \\\\")
     lines.append(r"\midrule")
     for row in summary.to_dict("records"):
-        value = "diverged"
-        if not pd.isna(row[metric]):
-            value = f"${row[metric]:.4g}$"
-        if value != "diverged" and row["seeds"] > 1:
-            value = f"${row[metric]:.4g} \\pm {row[f'{metric}_std']:.2g}$"
-        cells = [_latex(str(row["method"])), value, f"{row['rounds']:.0f}", f"{row['delay']:.0f}"]
+        time = f"{row[clock]:.4g}" if clock == "seconds" else f"{row[clock]:.0f}"
+        cells = [
+            _latex(str(row["method"])),
+            _latex_value(row, metric),
+            f"{row['rounds']:.0f}",
+            time,
+        ]
         lines.append(" & ".join(cells) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}"]
     return "\n".join(lines) + "\n"
+
+
+def _latex_value(row: Mapping[Any, Any], metric: str) -> str:
+    """Mean ± σ of a row of the summary; without σ if there is one seed."""
+    if row["diverged"]:
+        return "diverged"
+    mean = float(row[metric])
+    if math.isnan(mean):
+        return "--"
+    value = _latex_number(mean, metric, 4)
+    if row["seeds"] > 1:
+        value += r" \pm " + _latex_number(float(row[f"{metric}_std"]), metric, 2)
+    return f"${value}$"
+
+
+def _latex_number(value: float, metric: str, digits: int) -> str:
+    """Fractions have four decimals, so that columns are aligned; others significant digits."""
+    if metric in METRICS and METRICS[metric].unit == "fraction":
+        return f"{value:.4f}"
+    mantissa, _, exponent = f"{value:.{digits}g}".partition("e")
+    if not exponent:
+        return mantissa
+    return rf"{mantissa} \cdot 10^{{{int(exponent)}}}"
 
 
 def _latex(text: str) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from spodgt._util.text import first_line
 from spodgt.errors import InvalidInput
 
 __all__ = ["Logger", "MLflow", "TensorBoard", "WandB"]
@@ -139,12 +140,22 @@ class MLflow(Logger):
     def __init__(self, uri: str | None = None, experiment: str = "spodgt") -> None:
         super().__init__()
         self.package = _package("mlflow", "mlflow")
-        self.client = self.package.tracking.MlflowClient(tracking_uri=uri)
+        try:
+            self.client = self.package.tracking.MlflowClient(tracking_uri=uri)
+            self.experiment = self._find_or_create(experiment)
+        except Exception as error:  # its stores raise errors of any type
+            raise InvalidInput(
+                f"MLflow cannot log to {uri or 'its tracking address'}: {first_line(error)[:200]}; "
+                "give the address of a running `mlflow server`, or a folder and the environment "
+                "variable MLFLOW_ALLOW_FILE_STORE=true."
+            ) from error
+
+    def _find_or_create(self, experiment: str) -> str:
+        """The id of an experiment."""
         existing = self.client.get_experiment_by_name(experiment)
         if existing is None:
-            self.experiment = self.client.create_experiment(experiment)
-        else:
-            self.experiment = existing.experiment_id
+            return str(self.client.create_experiment(experiment))
+        return str(existing.experiment_id)
 
     def open(self, name: str, method: str, seed: int) -> tuple[Log, Close]:
         tags = {"method": method, "seed": str(seed)}

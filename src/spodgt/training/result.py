@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -121,13 +121,14 @@ class Result(Record):
 
     def _draw(self, seed: int | None) -> Draw:
         """The draw of a seed; the first if None."""
+        if not self.draws:
+            raise InvalidInput(
+                "a result that was read from a folder has no modules; "
+                "use spodgt export FOLDER model.safetensors."
+            )
         if seed is None:
             return next(iter(self.draws.values()))
-        if seed not in self.draws:
-            raise InvalidInput(
-                f"seed={seed!r} is not one of this result; "
-                f"choose from {', '.join(map(str, self.draws))}."
-            )
+        _check_seed(seed, self.draws)
         return self.draws[seed]
 
     @overload
@@ -212,8 +213,18 @@ class Result(Record):
             seed: Of the network; the first by default.
         """
         figures.check_suffix(path)
-        draw = self._draw(seed)
-        availability = draw.availability
-        title = f"seed {draw.seed}"
-        figure = figures.draw_network(draw.network, availability.p, availability.p_hat, title=title)
+        networks = self.drawn()
+        if seed is None:
+            seed = next(iter(networks))
+        _check_seed(seed, networks)
+        network = networks[seed]
+        title = f"seed {seed}"
+        figure = figures.draw_network(network, network.p, network.p_hat, title=title)
         return figures.save(figure, Path(path))
+
+
+def _check_seed(seed: int, known: Iterable[int]) -> None:
+    if seed not in known:
+        raise InvalidInput(
+            f"seed={seed!r} is not one of this result; choose from {', '.join(map(str, known))}."
+        )

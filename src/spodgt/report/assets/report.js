@@ -43,7 +43,7 @@ const isRound = (value) => value !== null && Math.abs(value / Number(value.toPre
 const percent = (part) => (isNumber(part) ? `${(100 * part).toFixed(part < 0.1 ? 2 : 0)} %` : "?");
 
 /* --- charts ----------------------------------------------------------------------------------------- */
-/* `plan()` says what to draw: { lines, titleX, titleY, logX, logY, floor, ticks, format, bars, square, read }.
+/* `plan()` says what to draw: { lines, titleX, titleY, logX, logY, ticks, format, bars, square, read }.
    A line is { name, method, x, y, sigma, stroke, dots, extra: [{ x, y, width, opacity, dash, dots }] }. */
 function chart(id, plan) {
   const host = byId(id);
@@ -65,17 +65,15 @@ function chart(id, plan) {
       bands,
       legend: { show: false },
       cursor: { drag: { x: true, y: true, uni: 40 }, points: { show: !p.square }, y: Boolean(p.square) },
-      scales: { x: p.tight ? { time: false, range: (u, low, high) => [low, high] } : scale(p.logX), y: scale(p.logY, p.floor) },
+      scales: { x: p.tight ? { time: false, range: (u, low, high) => [low, high] } : scale(p.logX), y: scale(p.logY) },
       axes: [{ ...axis(p.titleX, p.ticks, p.logX), size: 34 }, { ...axis(p.titleY, null, p.logY), size: 56 }],
       hooks: {
         draw: [(u) => p.bars && errorBars(u, p.lines)],
         setCursor: [(u) => read(u, p, tip)],
-        setSelect: [(u) => (u.tall = u.select.height < u.over.clientHeight)],
       },
     };
     plot = new uPlot(options, uPlot.join(tables), host);
     plot.over.append(tip);
-    plot.over.addEventListener("dblclick", () => (host.chart.tall = false));
     host.chart = plot;
   };
   new ResizeObserver(() => plot && plot.setSize(size(plan()))).observe(host);
@@ -112,12 +110,12 @@ function columns({ lines, bars }) {
   return { tables, series, bands };
 }
 
-function scale(logarithmic, floor) {
+function scale(logarithmic) {
   const range = (u, low, high) => {
     if (!isNumber(low) || !isNumber(high)) return logarithmic ? [0.1, 1] : [0, 1];
     if (logarithmic) return [low / 1.15, high * 1.15];
     const room = (high - low || Math.abs(high) || 1) * 0.04;
-    return [low >= 0 && ((isNumber(floor) && !u.tall) || low < room) ? 0 : low - room, high + room];
+    return [low >= 0 && low < room ? 0 : low - room, high + room];
   };
   return { time: false, distr: logarithmic ? 3 : 1, range };
 }
@@ -218,7 +216,7 @@ function legend(id, value = () => null) {
   return fill;
 }
 const legends = [];
-const fraction = (metric) => (metric.fraction ? { floor: 0, format: (value) => value.toFixed(3) } : {});
+const fraction = (metric) => (metric.fraction ? { format: (value) => value.toFixed(3) } : {});
 
 /* --- the charts of this page ------------------------------------------------------------------------ */
 function sweepChart() {
