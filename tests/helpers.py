@@ -24,6 +24,8 @@ from spodgt.types import Problem
 
 NAMES = tuple(ALGORITHMS)
 STEPPING = tuple(name for name in NAMES if ALGORITHMS[name].traits.steps != "none")
+# Methods whose step with one client is not a gradient step: averaged gradients, variance reduction.
+NOT_DESCENT: frozenset[str] = frozenset()
 TRACKERS = tuple(
     name for name in NAMES if {"y", "g"} <= set(ALGORITHMS[name].traits.state)
 )  # Σy = Σg

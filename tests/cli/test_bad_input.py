@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -26,6 +27,7 @@ FILES = {
     "ragged.csv": "0,1\n1\n",
     "words.csv": "a,b\nc,d\n",
     "empty.csv": "",
+    "empty.txt": "# no links\n",
     "line.txt": "0 1\n1 2\n",
     "bad.graphml": "<graphml",
     "net.xyz": "",
@@ -138,6 +140,10 @@ CONFIGS: dict[str, tuple[str, str]] = {
         "network.path='empty.csv' is no network: adjacency must be a square (clients, clients) matrix, "
         "got shape (0, 1).",
     ),
+    "edge list empty": (
+        "[network]\nkind = 'file'\npath = 'empty.txt'",
+        "network.path='empty.txt' is no network: the graph has no clients and no links; add some.",
+    ),
     "not strongly connected": (
         "[network]\nkind = 'file'\npath = 'line.txt'",
         "network.path='line.txt' is no network: the graph must be strongly connected, but client 0 has "
@@ -175,7 +181,7 @@ CONFIGS: dict[str, tuple[str, str]] = {
     ),
     "no evaluations": (
         "[run]\nevaluations = 0",
-        "run.evaluations must be above 0, got 0; use evaluations = 25.",
+        "run.evaluations must be above 0, got 0; use evaluations = 100.",
     ),
     "dtype": (
         "[run]\ndtype = 'float16'",
@@ -583,6 +589,7 @@ NO_CUDA = (
     if torch.version.cuda
     else "Torch not compiled with CUDA enabled"
 )
+TABLE: Any = pd.DataFrame({"a": [1.0]})
 RING = spodgt.Network.ring(4)  # 0 → 1 → 2 → 3 → 0
 
 
@@ -688,8 +695,7 @@ CALLS: dict[str, tuple[Any, str]] = {
     ),
     "chance above one": (
         lambda: train(participation=spodgt.Bernoulli([0.5, 0.5, 1.5, 0.5], 1.0)),
-        "p must be in (0, 1], but client 2 has 1.5; "
-        "a client that never takes part does not belong to the network.",
+        "p must be in (0, 1], but client 2 has 1.5; use p=0.5.",
     ),
     "chance of a link": (
         lambda: train(participation=spodgt.Bernoulli(1.0, [0.5, 0.0, 1.0, 1.0])),
@@ -741,6 +747,11 @@ CALLS: dict[str, tuple[Any, str]] = {
         lambda: train(rounds=1).plot("x.png", "accurancy"),
         "metric='accurancy' is not a column of the result; choose from seed, round, delay, bytes, "
         f"{', '.join(name for name in METRICS if not name.endswith('_mean') and 'accuracy' not in name)}.",
+    ),
+    "data frame": (
+        lambda: spodgt.Learning(torch.nn.Linear(1, 1), torch.nn.MSELoss(), {"north": TABLE}),
+        "client 'north' is a DataFrame; give arrays of its columns, such as "
+        '(frame[["a", "b"]].to_numpy("float32"), frame["label"].to_numpy()).',
     ),
     "picture": (
         lambda: train(rounds=1).plot("x.bmp", "loss"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -195,6 +196,62 @@ def test_cells_of_a_sweep_run_it_in_worker_processes(project: Path) -> None:
     assert set(results["method"]) == {"alone-here", "spod-gt+function"}
 
 
+def test_a_run_folder_that_was_moved_runs_and_resumes(
+    project: Path, tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, _, err = cli("run", "run.toml", "--out", "runs/first", "--quiet")
+    assert code == 0, err
+    first = pd.read_parquet("runs/first/metrics.parquet")
+    moved = tmp_path / "archive" / "moved"
+    moved.parent.mkdir()
+    (project / "runs" / "first").rename(moved)
+    shutil.rmtree(project / "runs")
+    for name in ("factor.py", "mine.py", "problem.py", "steps.py"):
+        (project / name).unlink()
+    monkeypatch.chdir(tmp_path)
+    sys.modules.pop("factor", None)
+    code, _, err = cli("run", moved / "config.toml", "--out", "again", "--quiet")
+    assert code == 0, err
+    pd.testing.assert_frame_equal(pd.read_parquet("again/metrics.parquet"), first)
+    arguments = ["--rounds", 40, "--out", moved, "--resume", "--quiet"]
+    code, _, err = cli("run", moved / "config.toml", *arguments)
+    assert code == 0, err
+    assert pd.read_parquet(moved / "metrics.parquet")["round"].max() == 40
+
+
+def test_worker_processes_and_a_search_run_it(project: Path, cli: Any) -> None:
+    frames = []
+    for workers in (1, 2):
+        out = project / f"workers-{workers}"
+        code, _, err = cli("run", "run.toml", "--workers", workers, "--out", out, "--quiet")
+        assert code == 0, err
+        frames.append(pd.read_parquet(out / "metrics.parquet"))
+    pd.testing.assert_frame_equal(frames[0], frames[1], check_exact=True)
+    arguments = ["--methods", "mine.py:Alone", "--rounds", 20, "--seeds", 1, "--out", "search"]
+    code, out, err = cli("tune", "--config", "run.toml", *arguments)
+    assert code == 0, err
+    assert "alone-here" in out
+    best = tomllib.loads((project / "search" / "tuned.toml").read_text())
+    assert best["run"]["methods"][0]["name"].endswith("mine.py:Alone")
+
+
+@pytest.mark.network
+@pytest.mark.slow
+def test_processes_of_torchrun_run_it(project: Path, cli: Any) -> None:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*launch, "-m", "spodgt", "run", "run.toml", "--set", "run.dtype=float64"]
+    ended = subprocess.run(
+        [*command, "--out", "two"], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    code, _, err = cli("run", "run.toml", "--set", "run.dtype=float64", "--out", "one")
+    assert code == 0, err
+    one = pd.read_parquet("one/metrics.parquet")
+    two = pd.read_parquet("two/metrics.parquet")
+    pd.testing.assert_frame_equal(one, two, rtol=1e-12, atol=1e-12)
+    assert (project / "two" / "code" / "mine.py").exists()
+
+
 def test_a_config_in_another_folder_finds_its_code(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,6 +281,25 @@ def test_a_function_is_the_schedule_with_the_same_values(method: str) -> None:
         )
         frames.append(result.frame.drop(columns="method"))
     pd.testing.assert_frame_equal(frames[0], frames[1], rtol=1e-9)
+
+
+def test_a_sweep_takes_a_function(tmp_path: Path) -> None:
+    problem = spodgt.Quadratic.random(3, 2)
+    network = spodgt.Network.ring(3)
+    swept = spodgt.sweep(
+        "spod-gt",
+        problem,
+        network,
+        step_size=lambda k: 0.3 / k**0.5,
+        grid={"rounds": [10, 20]},
+        out=tmp_path / "sweep",
+    )
+    method = spodgt.method("spod-gt", step_size={"schedule": "inverse-sqrt", "start": 0.3})
+    losses = [
+        spodgt.train(method, problem, network, rounds=rounds).frame["loss"].iloc[-1]
+        for rounds in (10, 20)
+    ]
+    assert swept.results["loss"].tolist() == pytest.approx(losses, rel=1e-5)
 
 
 def test_a_function_of_a_file_is_a_key_of_configs(project: Path) -> None:
@@ -262,6 +338,10 @@ def test_another_function_is_another_run(tmp_path: Path) -> None:
         (
             lambda: spodgt.method("spod-gt", step_size="steps.py:negative"),
             "step_size must be a number of at least 0 in every round, got -0.1 in round 1",
+        ),
+        (
+            lambda: spodgt.method("spod-gt", step_size=lambda k: 1 / (k - 1)),
+            "step_size failed in round 1: ZeroDivisionError: division by zero; it is called with",
         ),
         (
             lambda: spodgt.SpodGT(step_size=lambda k: 0.1),  # type: ignore[arg-type]

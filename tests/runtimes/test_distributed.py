@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from spodgt.algorithms import ALGORITHMS
 from spodgt.errors import Failed, InvalidInput
+from spodgt.experiment.early_stopping import EarlyStopping
 from spodgt.network import Network
 from spodgt.network.graphs import DirectedGeometric, RandomGeometric
 from spodgt.participation import Bernoulli
@@ -29,6 +30,7 @@ from spodgt.runtimes.loop import EvaluationSchedule, Stop, begin, run_rounds
 from spodgt.runtimes.simulator import Simulation
 from spodgt.runtimes.world import Run, Snapshot, World
 from spodgt.training import Progress, compare
+from spodgt.training.stopping import STOP
 from spodgt.types import Bools
 from tests.distributed_pool import Pool
 from tests.helpers import build, make_run
@@ -331,6 +333,47 @@ def test_a_run_of_the_simulator_is_finished_by_processes(pool: Pool, tmp_path: P
     whole: dict[str, Any] = {"rounds": 200, "every": 40, "seeds": [0]}
     assert not compared(out=out, **whole, stop_at=40)[3]
     same(pool(3, trained, out, **whole, resume=True)[0], compared(**whole))
+
+
+def stopped(group: Group | None, out: str | None, *, by_callback: bool = False) -> Any:
+    """Runs that stop early; the tables and the stopped runs that every process gets."""
+    if group is not None:
+        distributed_group._joined = group
+
+    def stop(row: dict[str, Any]) -> object:
+        return STOP if row["seed"] == 1 and row["round"] >= 24 else None
+
+    result = compare(
+        ["spod-gt", "dsgd"],
+        Quadratic.random(CLIENTS, 5, noise=0.1),
+        RandomGeometric(CLIENTS, 0.6),
+        Bernoulli(1.0, 0.6),
+        out=out,
+        rounds=400,
+        every=8,
+        seeds=[0, 1],
+        dtype=torch.float64,
+        keep="best",
+        callbacks=[stop] if by_callback else [],
+        stop_when=None if by_callback else EarlyStopping("loss", patience=2, min_delta=0.05),
+    )
+    best = {str(run): models.tolist() for run, models in result.best_models.items()}
+    return result.frame, result.participation, list(map(str, result.stopped)), True, best
+
+
+@pytest.mark.parametrize("by_callback", [False, True])
+def test_processes_stop_early_where_the_simulator_does(
+    pool: Pool, tmp_path: Path, by_callback: bool
+) -> None:
+    """Callbacks are called in the process that records; the others stop with it."""
+    theirs = stopped(None, None, by_callback=by_callback)
+    assert len(theirs[2]) == (2 if by_callback else 4)
+    main, *others = pool(3, stopped, str(tmp_path / "run"), by_callback=by_callback)
+    for ours in (main, *others):
+        same(ours, theirs)
+    assert main[4].keys() == theirs[4].keys()
+    for run, models in main[4].items():
+        np.testing.assert_allclose(models, theirs[4][run], rtol=1e-6)
 
 
 def test_personal_layers_stay_where_they_are(pool: Pool, tmp_path: Path) -> None:

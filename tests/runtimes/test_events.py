@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -434,6 +435,46 @@ def test_a_restart_changes_nothing(name: str, tmp_path: Path) -> None:
     first = train("parts", 26, resume=True)
     assert first.equals(whole[whole["round"] <= 26].reset_index(drop=True))
     assert train("parts", 36, resume=True).equals(whole)
+
+
+def test_runs_in_virtual_time_stop_early_and_resume(tmp_path: Path) -> None:
+    """Each seed ends by itself, with the evaluations and the best models of a full run."""
+
+    class Enough(Exception):
+        pass
+
+    def stop(row: dict[str, Any]) -> object:
+        if row["method"] == "dsgd" and row["seed"] == 1 and row["round"] >= 30:
+            return spodgt.STOP
+        return None
+
+    def fail(row: dict[str, Any]) -> object:
+        if row["round"] >= 10:
+            raise Enough
+        return stop(row)
+
+    options: dict[str, Any] = {
+        "every": 5,
+        "stop_when": spodgt.EarlyStopping("loss", patience=2, min_delta=0.001),
+        "keep": "best",
+    }
+    full = compared(every=5).frame
+    result = compared(callbacks=[stop], **options)
+    ends = result.frame.groupby(["method", "seed"])["round"].max()
+    assert ends.nunique() > 1
+    assert ends["dsgd", 1] <= 30
+    assert (ends < full["round"].max()).any()
+    last_rounds = full.set_index(["method", "seed"]).index.map(ends.to_dict())
+    expected = full[full["round"] <= last_rounds].reset_index(drop=True)
+    pd.testing.assert_frame_equal(result.frame[["round", "loss"]], expected[["round", "loss"]])
+    with pytest.raises(Enough):
+        compared(callbacks=[fail], out=tmp_path / "run", **options)
+    resumed = compared(callbacks=[stop], out=tmp_path / "run", resume=True, **options)
+    pd.testing.assert_frame_equal(resumed.frame, result.frame, check_exact=True)
+    assert resumed.stopped == result.stopped
+    assert resumed.best_models.keys() == result.best_models.keys()
+    for run, models in resumed.best_models.items():
+        assert torch.equal(models, result.best_models[run])
 
 
 def test_a_config_chooses_virtual_time() -> None:

@@ -34,6 +34,8 @@ def graph_from_networkx(graph: networkx.Graph, nodelist: Sequence[Hashable] | No
         nodelist: All nodes, in the order of the clients.
     """
     _check_graph(graph)
+    if not len(graph):
+        raise InvalidNetwork("the graph has no clients and no links; add some.")
     nodes = _ordered_nodes(graph, nodelist)
     client_of = {node: client for client, node in enumerate(nodes)}
     edges = list(graph.edges(data="weight"))

@@ -223,8 +223,10 @@ def _check_probabilities(
     is_valid = (array > 0) & (array <= 1)
     if not is_valid.all():
         first = int(np.argmin(is_valid))
+        advice = f"use {name}=0.5"
+        if array[first] == 0:
+            advice = f"a {kind} that never takes part does not belong to the network"
         raise InvalidInput(
-            f"{name} must be in (0, 1], but {kind} {label(first)} has {array[first]:.3g}; "
-            f"a {kind} that never takes part does not belong to the network."
+            f"{name} must be in (0, 1], but {kind} {label(first)} has {array[first]:.3g}; {advice}."
         )
     return array

@@ -1,6 +1,6 @@
 """The training loop: advances a batch of runs until each reaches its stop condition.
 
-Algorithms do not depend on the loop, the clock, counters or files.
+Methods do not depend on the loop, the clock, counters or files.
 """
 
 from __future__ import annotations

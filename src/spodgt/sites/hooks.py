@@ -219,7 +219,7 @@ class OptimizerHooks:
         if self._skipped_in_a_row >= _BAD_STEPS:
             raise Failed(
                 f"{self._skipped_in_a_row} gradients in a row were not finite, none was used or "
-                "sent; check the data of this site, or use a smaller learning rate."
+                "sent; check the data of this site, or use a smaller step size (lr)."
             )
         return result
 

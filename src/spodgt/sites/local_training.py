@@ -103,7 +103,7 @@ class LocalTraining:
                 raise Failed(
                     f"the model of {connection.name} holds NaN or infinity; nothing of this block "
                     "was sent. Start again: the site continues from its last exchange. Use a "
-                    "smaller learning rate."
+                    "smaller step size (lr)."
                 )
             connection.submit(Block(x, mean_gradient, steps))
             self._blocks += 1

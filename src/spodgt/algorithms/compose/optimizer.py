@@ -5,7 +5,7 @@
 The direction takes the place of the gradient, so in `local-gt` the optimizer receives g + y - c, in
 FedAvg the client's gradient, in Spod-GT the tracker. Every client has its own optimizer state
 (moments, number of steps), which is not sent and not reset by an exchange. Only optimizers with a
-step proportional to the learning rate are supported, so that η may be a schedule or one number per
+step proportional to `lr` are supported, so that η may be a schedule or one number per
 client.
 
 SGD, with or without momentum, keeps the fixed points of a method. Adam and its relatives keep them,

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spodgt._util.text import first_line
 from spodgt.algorithms.base import (
     Algorithm,
     Count,
@@ -124,7 +125,13 @@ def function_schedule(function: Callable[[int], float], reference: str = "") -> 
 
 
 def _function_value(function: Callable[[int], float], k: int) -> float:
-    value: object = function(k)
+    try:
+        value: object = function(k)
+    except Exception as error:
+        raise InvalidInput(
+            f"step_size failed in round {k}: {type(error).__name__}: {first_line(error)}; "
+            "it is called with the round: 1, 2, …"
+        ) from error
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     if not is_number or not 0 <= float(value) < math.inf:  # type: ignore[arg-type]
         raise InvalidInput(

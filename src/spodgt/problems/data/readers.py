@@ -121,6 +121,11 @@ class Reader:
             if _is_inputs_and_targets(source):
                 return Stack(source)
             return source
+        if type(source).__name__ == "DataFrame":  # of pandas or polars; its items are columns
+            raise InvalidData(
+                f"{client_label} is a DataFrame; give arrays of its columns, such as "
+                '(frame[["a", "b"]].to_numpy("float32"), frame["label"].to_numpy()).'
+            )
         if _is_map_style_dataset(source):
             dataset = cast(Readable, source)
             return _read_all(dataset, client_label) if self.cache else dataset

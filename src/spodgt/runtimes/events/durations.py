@@ -20,6 +20,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Annotated, ClassVar, Protocol
 
 import numpy as np
+from pydantic import SkipValidation
 
 from spodgt import rng
 from spodgt._util.text import first_line, short_repr
@@ -356,6 +357,9 @@ def _parse_table(table: Mapping[str, object], name: str, may_be_zero: bool) -> Q
     return quantity
 
 
+QuantityLike = float | Sequence[float] | Floats | Mapping[str, object]
+
+
 @recipe(InvalidInput)
 class Time:
     """Durations of gradients and messages: numbers, lists or tables of `QUANTITIES`.
@@ -369,9 +373,9 @@ class Time:
             typical time of a gradient.
     """
 
-    compute: object = 1.0
-    latency: object = 0.0
-    bandwidth: object = None
+    compute: Annotated[QuantityLike, SkipValidation] = 1.0
+    latency: Annotated[QuantityLike, SkipValidation] = 0.0
+    bandwidth: Annotated[QuantityLike | None, SkipValidation] = None
     tick: Annotated[
         Number | None, Field(gt=0, le=_MAX_SECONDS, allow_inf_nan=False, examples=[1.0])
     ] = None
