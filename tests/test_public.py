@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+import typing
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
+import networkx as nx
 import pytest
 import torch
 
@@ -89,6 +91,12 @@ def test_train_takes_what_compare_takes() -> None:
     assert [p.default for p in ours.values()] == [p.default for p in theirs.values()]
 
 
+@pytest.mark.parametrize("recipe", [spodgt.Bernoulli, spodgt.Trace, spodgt.Time, spodgt.Bursts])
+def test_types_of_arguments_say_what_is_accepted(recipe: type) -> None:
+    hints = typing.get_type_hints(recipe)
+    assert not [field.name for field in dataclasses.fields(recipe) if hints[field.name] is object]
+
+
 def test_networks_and_problems_are_one_line() -> None:
     assert repr(spodgt.Network.ring(4)) == "<Network: 4 clients, 4 links, not all two-way>"
     assert (
@@ -99,6 +107,28 @@ def test_networks_and_problems_are_one_line() -> None:
     digits = (torch.zeros(6, 3), torch.zeros(6, dtype=torch.long))
     problem = spodgt.Learning(torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss(), [digits, digits])
     assert repr(problem) == "<Learning: 2 clients, Linear of 8 parameters, 12 samples>"
+
+
+def test_networks_and_problems_are_tables_in_a_notebook() -> None:
+    network = spodgt.Network.from_networkx(
+        nx.DiGraph([("a<b", "c"), ("c", "a<b"), ("c", "d"), ("d", "c")])
+    )
+    html = network._repr_html_()
+    assert "&lt;Network: 3 clients, 4 links, all two-way&gt;" in html
+    assert "<tr><td>c</td><td>2</td><td>2</td></tr>" in html
+    assert "<td>a&lt;b</td>" in html
+    many = spodgt.Network.ring(25)._repr_html_()
+    assert many.count("<tr>") == 21
+    assert "… and 5 more" in many
+    inputs = torch.zeros(20, 3)
+    targets = torch.zeros(20, dtype=torch.long)
+    clients = {"north": (inputs, targets), "south": (inputs[:6], targets[:6])}
+    problem = spodgt.Learning(torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss(), clients)
+    html = problem._repr_html_()
+    assert "<tr><td>north</td><td>20</td><td>16</td></tr>" in html
+    assert "<tr><td>south</td><td>6</td><td>6</td></tr>" in html
+    html = spodgt.Quadratic([[[1.0, 0.0], [0.0, 4.0]]], [[0.0, 0.0]])._repr_html_()
+    assert "<tr><td>0</td><td>1</td><td>4</td></tr>" in html
 
 
 PUBLIC_MODULES = [name for name in spodgt.__all__ if inspect.ismodule(getattr(spodgt, name))]

@@ -110,7 +110,6 @@ def test_the_default_has_the_tables_it_always_had() -> None:
             ],
             "seeds": 5,
             "delay": 5000.0,
-            "evaluations": 25,
             "dtype": "float32",
             "device": "cpu",
         },

@@ -96,6 +96,7 @@ class ConfigOptions:
     seeds: Annotated[str | None, text_option("Number of seeds, or a list: [0, 3, 7]")] = None
     delay: Annotated[str | None, text_option("Stop before this delay.")] = None
     rounds: Annotated[str | None, text_option("Stop after this many rounds.")] = None
+    epochs: Annotated[str | None, text_option("Stop after so many passes over the data.")] = None
     seconds: Annotated[str | None, text_option("Stop after this much virtual time.")] = None
     patience: Annotated[
         str | None, text_option("Stop a run after this many evaluations without a better value.")
@@ -154,7 +155,12 @@ class ConfigOptions:
         """Stop conditions replace those of the config, unless both rounds and delay are given."""
         from spodgt.experiment import value_of
 
-        options = {"rounds": self.rounds, "delay": self.delay, "seconds": self.seconds}
+        options = {
+            "rounds": self.rounds,
+            "epochs": self.epochs,
+            "delay": self.delay,
+            "seconds": self.seconds,
+        }
         given = {key: text for key, text in options.items() if text is not None}
         changes: dict[str, object] = {}
         if given and not ("rounds" in given and "delay" in given):

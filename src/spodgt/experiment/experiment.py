@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -40,7 +41,7 @@ from spodgt.participation import (
     check_participation,
 )
 from spodgt.problems.learning import Learning
-from spodgt.problems.protocols import HasValidation
+from spodgt.problems.protocols import HasSamples, HasValidation
 from spodgt.problems.python_problem import PythonProblem
 from spodgt.runtimes.events.durations import Time
 from spodgt.runtimes.world import Draw
@@ -79,6 +80,11 @@ class Experiment:
                 f"seconds={self.run.seconds:g} needs virtual time, got none; "
                 "add [time], or use rounds."
             )
+        if self.run.epochs is not None and self.time is not None:
+            raise InvalidInput(
+                f"epochs={self.run.epochs:g} counts rounds, which virtual time does not have; "
+                "use seconds."
+            )
         if self.time is not None and not isinstance(self.time, Time):
             raise InvalidInput(
                 f"time must be a spodgt.Time, got {_class_name(self.time)}; use spodgt.Time(0.02)."
@@ -87,11 +93,15 @@ class Experiment:
     @property
     def rounds(self) -> int | None:
         """The limit in rounds or ticks of virtual time; None if runs end by their delay only."""
-        rounds = self.run.rounds
-        if self.run.seconds is None or self.time is None:
-            return rounds
-        ticks = max(1, int(min(self.run.seconds / self.time.seconds, MAX_ROUNDS) + 1e-9))
-        return ticks if rounds is None else min(rounds, ticks)
+        limits = []
+        if self.run.rounds is not None:
+            limits.append(self.run.rounds)
+        if self.run.seconds is not None and self.time is not None:
+            ticks = int(min(self.run.seconds / self.time.seconds, MAX_ROUNDS) + 1e-9)
+            limits.append(max(1, ticks))
+        if self.run.epochs is not None:
+            limits.append(_rounds_of(self.run.epochs, self.base_problem))
+        return min(limits, default=None)
 
     @cached_property
     def methods(self) -> tuple[Algorithm, ...]:
@@ -133,6 +143,8 @@ class Experiment:
         changed = toml.change_keys(tables, changes)
         if "run" in tables and not changes.keys() & {"run", "run.methods"}:
             changed["run"]["methods"] = self.run.methods  # objects of Python are not converted
+        if callable(self.run.step_size) and not changes.keys() & {"run", "run.step_size"}:
+            changed.get("run", {})["step_size"] = self.run.step_size
         return replace(self, **read_sections(changed))
 
     def to_dict(self) -> dict[str, Table]:
@@ -241,6 +253,21 @@ class Experiment:
     code_files = MovedProperty("spodgt.experiment.user_code.code_files")
     beside = RenamedAttribute("resolve_relative_to")
     undivided = RenamedAttribute("base_problem")
+
+
+def _rounds_of(epochs: float, problem: Problem) -> int:
+    """The rounds in which clients that always compute use all samples `epochs` times."""
+    if not isinstance(problem, HasSamples):
+        raise InvalidInput(
+            f"epochs={epochs:g} needs a problem with samples, got {_class_name(problem)}; "
+            "use rounds."
+        )
+    problem = problem.draw(0)  # without the samples that are held out
+    assert isinstance(problem, HasSamples)
+    sizes = problem.sizes()
+    batch_sizes = problem.batches(np.arange(len(sizes)))
+    rounds = epochs * float(sizes.sum()) / float(batch_sizes.sum())
+    return max(1, math.ceil(min(rounds, MAX_ROUNDS) - 1e-9))
 
 
 def _class_name(value: object) -> str:

@@ -41,14 +41,14 @@ MAX_ROUNDS = 2**53  # a float holds larger numbers inexactly
 _MAX_SEEDS = 1_000_000
 _TOO_MANY_SEEDS = f"seeds must be at most {_MAX_SEEDS:,}, got {{!r:.40}}; use seeds=5."
 _DTYPES = ("float32", "float64")
-_LIMITS = ("rounds", "delay", "seconds")
+LIMITS = ("rounds", "epochs", "delay", "seconds")  # keys that end runs
 
 
 class ExperimentOptions(TypedDict, total=False):
     """Keyword arguments that describe an experiment, of `compare`, `train`, `sweep` and `tune`.
 
-    Those of `[run]` are described in `RunOptions`; all are optional but one of `rounds`, `delay`
-    and `seconds`.
+    Those of `[run]` are described in `RunOptions`; all are optional but one of `rounds`, `epochs`,
+    `delay` and `seconds`.
 
     Args:
         x0: initial models, (parameters,) or (clients, parameters); those of the problem if None.
@@ -59,10 +59,11 @@ class ExperimentOptions(TypedDict, total=False):
     """
 
     rounds: int | None
+    epochs: float | None
     delay: float | None
     seconds: float | None
     seeds: int | Iterable[int]
-    evaluations: int
+    evaluations: int | None
     every: int | None
     stop_when: EarlyStopping | Mapping[str, object] | None
     keep: str | None
@@ -162,10 +163,14 @@ class RunOptions:
         seeds: The number of seeds (3: seeds 0, 1, 2), or a list of seeds ([3]: seed 3 alone). All
             seeds of a method run together.
         delay: Stop before this delay, in units of one gradient of a client that always computes.
-        rounds: Stop after this number of rounds. One of `delay`, `rounds` and `seconds` is
-            required.
+        rounds: Stop after this number of rounds. One of `delay`, `rounds`, `epochs` and `seconds`
+            is required.
+        epochs: Stop after so many passes over the training data. An epoch is the number of rounds
+            in which clients that always compute use as many samples as all clients hold, so idle
+            clients use fewer.
         seconds: Stop after so many seconds of virtual time.
-        evaluations: The approximate number of evaluations of a run.
+        evaluations: The approximate number of evaluations of a run; None: 50 where an evaluation
+            takes less than about a tenth of a second, else 25.
         every: Evaluate after every so many rounds instead.
         stop_when: Early stopping of every method and seed on its own: a `spodgt.EarlyStopping`, in
             a config a table such as { metric = "loss", patience = 10 }. None: runs end at the
@@ -198,8 +203,9 @@ class RunOptions:
     seeds: Annotated[int | list[object], BeforeValidator(_check_seeds)] = 5
     delay: Annotated[Number | None, Field(gt=0, allow_inf_nan=False, examples=[5000])] = None
     rounds: Annotated[Whole | None, Field(gt=0, examples=[100])] = None
+    epochs: Annotated[Number | None, Field(gt=0, allow_inf_nan=False, examples=[10])] = None
     seconds: Annotated[Number | None, Field(gt=0, allow_inf_nan=False, examples=[60.0])] = None
-    evaluations: Annotated[Whole, Field(gt=0)] = 25
+    evaluations: Annotated[Whole | None, Field(gt=0, examples=[100])] = None
     every: Annotated[Whole | None, Field(gt=0, examples=[100])] = None
     stop_when: Annotated[EarlyStopping | None, BeforeValidator(read_early_stopping)] = None
     keep: Annotated[str | None, BeforeValidator(_check_keep), Field(examples=["best"])] = None
@@ -228,7 +234,7 @@ class RunOptions:
             raise InvalidInput(
                 f"autocast='bf16' needs dtype=float32, got {self.dtype}; leave one of them out."
             )
-        if self.rounds is None and self.delay is None and self.seconds is None:
+        if all(getattr(self, key) is None for key in LIMITS):
             raise InvalidInput("rounds or delay is required, got neither; use delay=5000.")
 
     @property
@@ -265,7 +271,7 @@ class RunOptions:
     @classmethod
     def parse(cls, table: Mapping[str, object]) -> RunOptions:
         """Read `[run]`; without a limit, runs stop before the default delay."""
-        if not any(key in table for key in _LIMITS):
+        if not any(key in table for key in LIMITS):
             table = {**table, "delay": DEFAULT_DELAY}
         return from_table(cls, table, "run")
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from spodgt._util.deprecation import warn_renamed
-from spodgt._util.text import short_repr
+from spodgt._util.text import html_table, short_repr
 from spodgt.errors import InvalidNetwork
 from spodgt.network import graphs
 from spodgt.network.conversion import graph_from_matrix, graph_from_networkx
@@ -268,6 +268,15 @@ class Network(WeightedDigraph):
     def __repr__(self) -> str:
         kind = "not all two-way" if self.w is None else "all two-way"
         return f"<Network: {self.clients:,} clients, {self.links:,} links, {kind}>"
+
+    def _repr_html_(self) -> str:
+        """The links of each client in a notebook."""
+        links_out = np.bincount(self.senders, minlength=self.clients)
+        links_in = np.bincount(self.receivers, minlength=self.clients)
+        rows = []
+        for client in range(self.clients):
+            rows.append((self.label(client), links_out[client], links_in[client]))
+        return html_table(repr(self), ("client", "links out", "links in"), rows)
 
 
 def check_network(network: object) -> None:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from spodgt._util.deprecation import warn_renamed
+from spodgt._util.text import html_table
 from spodgt.errors import InvalidInput
 from spodgt.problems.data import Dataset, Partition
 from spodgt.problems.data.client_data import BatchSize, ClientData
@@ -46,6 +47,7 @@ from spodgt.problems.protocols import (
     GradientFunction,
     HasClientNames,
     HasClientWeights,
+    HasEvaluationWork,
     HasIdentity,
     HasLayout,
     HasModel,
@@ -64,6 +66,7 @@ class Learning(
     Problem,
     HasClientNames,
     HasClientWeights,
+    HasEvaluationWork,
     HasIdentity,
     HasLayout,
     HasModel,
@@ -285,6 +288,13 @@ class Learning(
         samples = len(self.data.samples)
         return f"<Learning: {self.clients:,} clients, {model}, {samples:,} samples>"
 
+    def _repr_html_(self) -> str:
+        """The samples of each client in a notebook."""
+        names = self.client_names or range(self.clients)
+        batch_sizes = self.batches(np.arange(self.clients))
+        rows = list(zip(names, self.sizes(), batch_sizes, strict=True))
+        return html_table(repr(self), ("client", "samples", "mini-batch"), rows)
+
     # --- other versions of the problem -----------------------------------------------------------
     def with_batch_size(self, batch_size: BatchSize) -> Learning:
         """The same problem with mini-batches of another size; `batch_size` as for `Learning`."""
@@ -470,6 +480,14 @@ class Learning(
         if self.model.no_full_gradient is not None:
             return float("inf")
         return float(len(self.client_indices.indices)) * self.model.multiplications
+
+    @property
+    def evaluation_work(self) -> float:
+        samples = 0
+        for data in (self.data.test, self.data.validation):
+            if data is not None:
+                samples += min(len(data), self.data.test_samples or len(data))
+        return float(self.clients + 1) * samples * self.model.multiplications
 
     def grad(self, x: Tensor, batches: Minibatches) -> Tensor:
         return self._minibatch_gradients(x.dtype)(x, batches)

@@ -29,6 +29,14 @@ class HasWork(Protocol):
 
 
 @runtime_checkable
+class HasEvaluationWork(Protocol):
+    """A problem with a known cost of its evaluations."""
+
+    @property
+    def evaluation_work(self) -> float: ...  # multiplications in one evaluation of all models
+
+
+@runtime_checkable
 class HasIdentity(Protocol):
     """A problem that is compared with another when a run is resumed."""
 

@@ -15,8 +15,9 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from spodgt import rng
+from spodgt._util.text import html_table
 from spodgt.errors import InvalidInput
-from spodgt.problems.protocols import HasIdentity, HasOptimum, HasWork
+from spodgt.problems.protocols import HasEvaluationWork, HasIdentity, HasOptimum, HasWork
 from spodgt.types import Evaluation, Ints, Minibatches, Problem
 
 Numbers = Tensor | ArrayLike
@@ -37,7 +38,7 @@ def _to_tensor(given: Numbers, name: str) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False, init=False)
-class Quadratic(Problem, HasOptimum, HasIdentity, HasWork):
+class Quadratic(Problem, HasEvaluationWork, HasOptimum, HasIdentity, HasWork):
     """One quadratic per client, with gradients that may be noisy."""
 
     H: Tensor  # (clients, parameters, parameters)
@@ -49,6 +50,14 @@ class Quadratic(Problem, HasOptimum, HasIdentity, HasWork):
             f"<Quadratic: {self.clients:,} clients, {self.parameters:,} parameters, "
             f"noise {self.noise:g}>"
         )
+
+    def _repr_html_(self) -> str:
+        """The eigenvalues of each client in a notebook."""
+        rows = []
+        for client, values in enumerate(torch.linalg.eigvalsh(self.H.double().cpu())):
+            rows.append((client, f"{values[0]:.4g}", f"{values[-1]:.4g}"))
+        header = ("client", "smallest eigenvalue of H", "largest")
+        return html_table(repr(self), header, rows)
 
     def __init__(self, H: Numbers, c: Numbers, noise: float = 0.0) -> None:
         """Check and keep the numbers.
@@ -124,6 +133,10 @@ class Quadratic(Problem, HasOptimum, HasIdentity, HasWork):
     @property
     def work(self) -> float:
         return float(self.H.numel())
+
+    @property
+    def evaluation_work(self) -> float:
+        return float(self.clients + 1) * self.H.numel()
 
     def optimum(self, weights: ArrayLike | None = None) -> Tensor:
         """(parameters,) the minimiser of Σ w_i F_i.

@@ -14,7 +14,7 @@ from spodgt._util.deprecation import renamed_argument
 from spodgt.algorithms.base import Algorithm
 from spodgt.errors import InvalidInput
 from spodgt.experiment import PROBLEMS, Experiment, ExperimentOptions, ProblemRecipe, RunOptions
-from spodgt.experiment.run_options import reject_unknown_options
+from spodgt.experiment.run_options import LIMITS, reject_unknown_options
 from spodgt.experiment.toml import Table, describe_recipe, problem_table
 from spodgt.network import NETWORKS, GraphRecipe, Network
 from spodgt.participation import PARTICIPATIONS, Always, Participation
@@ -130,7 +130,7 @@ def sweep(
     reject_unknown_options(options, SweepOptions.__annotations__, "sweep")
     experiment_options: dict[str, Any] = dict(options)
     # the experiment needs a stop condition, which every cell replaces
-    for key in ("rounds", "delay", "seconds"):
+    for key in LIMITS:
         if f"run.{key}" in config_grid:
             experiment_options.setdefault(key, config_grid[f"run.{key}"][0])
     experiment = Experiment.of(entries, problem, network, participation, **experiment_options)

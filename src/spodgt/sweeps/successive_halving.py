@@ -188,6 +188,7 @@ class MethodSearch:
             seeds=_unused_seeds(run.seed_list, self.search.seeds),
             delay=None if run.delay is None else run.delay * budget,
             rounds=None if run.rounds is None else max(1, round(run.rounds * budget)),
+            epochs=None if run.epochs is None else run.epochs * budget,
             seconds=None if run.seconds is None else run.seconds * budget,
             evaluations=2,
             every=None,

@@ -102,6 +102,7 @@ def plan(spec: Spec, folder: Path, cells_folder: Path | None = None) -> list[Cel
 def fingerprint(experiment: Experiment) -> str:
     """Twelve hexadecimal digits of a hash of the experiment and of the files that it names."""
     tables = experiment.to_dict()
+    tables["run"].setdefault("evaluations", 25)  # as in the hashes of older versions
     text = json.dumps(plain(tables), sort_keys=True) + "".join(code_checksums(experiment).values())
     for name in ("network", "participation"):
         # most name no file; a missing file is reported by `check`

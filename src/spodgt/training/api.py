@@ -27,6 +27,7 @@ from spodgt.experiment.toml import Table
 from spodgt.experiment.user_code import code_checksums, code_files
 from spodgt.network import GraphRecipe, Network
 from spodgt.participation import Always, Participation
+from spodgt.problems.protocols import HasEvaluationWork
 from spodgt.record.run_folder import RunFolder, plain
 from spodgt.runtimes.distributed.process_group import join, launched
 from spodgt.runtimes.distributed.runtime import DistributedRuntime, check_runs
@@ -52,6 +53,7 @@ from spodgt.types import Problem
 Method = Algorithm | str
 ProgressOption = bool | Callable[[Progress], None] | None
 _ALWAYS = Always()
+_MAX_CHEAP_EVALUATION = 2e8  # multiplications: below about a tenth of a second
 
 
 class ExecutionOptions(TypedDict, total=False):
@@ -60,7 +62,7 @@ class ExecutionOptions(TypedDict, total=False):
     Args:
         out: a folder for checkpoints and results; None (default): results in memory only.
         resume: continue the run in `out`, with the same numbers as an uninterrupted one. A finished
-            run continues, too, if `rounds`, `delay` or `seconds` is larger than before.
+            run continues, too, if `rounds`, `epochs`, `delay` or `seconds` is larger than before.
         checkpoint_every: seconds between two checkpoints, 30 by default.
         progress: True shows a progress bar, False none; None (default): one on a terminal or in a
             notebook, elsewhere a line on standard error every 30 seconds. A function is called with
@@ -103,7 +105,12 @@ def train(
     """Train with one method; all arguments but `method` are those of `compare`.
 
     Args:
-        method: a method, or its name.
+        method: a method, or its name, such as "spod-gt".
+        problem: model and data of the clients: a `Learning`, a `Quadratic`, or a recipe.
+        network: which clients are linked: a `Network`, or a recipe of `spodgt.graphs`.
+        participation: which clients and links are active in which round; default: all.
+        options: one of the limits `rounds`, `epochs`, `delay` and `seconds`; `seeds`, `stop_when`,
+            `out`, `resume`, `progress`, `callbacks`, … as for `compare`.
     """
     return compare([method], problem, network, participation, **options)
 
@@ -127,9 +134,9 @@ def compare(
         participation: which clients and links are active in which round, drawn for each seed;
             default: all.
         options: see `RunOptions`, `ExperimentOptions` and `ExecutionOptions`. The most frequent
-            ones are the limits `rounds`, `delay` and `seconds` (of virtual time), of which one is
-            required; `seeds` (3: seeds 0, 1, 2; [3]: seed 3 alone; default: seed 0); `every`,
-            rounds between two evaluations; `time` for virtual time; `device` and `dtype`; `x0`,
+            ones are the limits `rounds`, `epochs`, `delay` and `seconds` (of virtual time), of
+            which one is required; `seeds` (3: seeds 0, 1, 2; [3]: seed 3 alone; default: seed 0);
+            `every`, rounds between two evaluations; `time` for virtual time; `device` and `dtype`; `x0`,
             initial models; `out`, a folder for checkpoints and results, and `resume` to continue
             the run there; `progress` and `callbacks`.
     """
@@ -222,9 +229,10 @@ def _create_executor(
     for label, method in zip(labels(experiment.methods), experiment.methods, strict=True):
         batches[label] = [Run.of(draw, method) for draw in draws.values()]
     runtime = _create_runtime(is_distributed, device, batches, experiment.time)
+    rounds = experiment.rounds
     settings = ExecutionSettings(
-        stop=_stop(batches, options, experiment.rounds),
-        schedule=_schedule(options, experiment.rounds),
+        stop=_stop(batches, options, rounds),
+        schedule=_schedule(options, rounds, _evaluations(options, batches)),
         dtype=options.torch_dtype,
         device=device,
         keep_states=keep_states,
@@ -354,12 +362,23 @@ def _stop(batches: Mapping[str, Sequence[Run]], options: RunOptions, rounds: int
     return Stop(shortest if rounds is None else rounds, options.delay)
 
 
-def _schedule(options: RunOptions, rounds: int | None) -> EvaluationSchedule:
+def _evaluations(options: RunOptions, batches: Mapping[str, Sequence[Run]]) -> int:
+    """The approximate number of evaluations of a run; more by default where they are cheap."""
+    if options.evaluations is not None:
+        return options.evaluations
+    problem = next(iter(batches.values()))[0].problem
+    is_cheap = (
+        isinstance(problem, HasEvaluationWork) and problem.evaluation_work <= _MAX_CHEAP_EVALUATION
+    )
+    return 50 if is_cheap else 25
+
+
+def _schedule(options: RunOptions, rounds: int | None, evaluations: int) -> EvaluationSchedule:
     if options.every:
         return EvaluationSchedule(rounds=options.every)
     if options.delay is not None:
-        return EvaluationSchedule(delay=options.delay / options.evaluations)
-    return EvaluationSchedule(rounds=max(1, (rounds or 1) // options.evaluations))
+        return EvaluationSchedule(delay=options.delay / evaluations)
+    return EvaluationSchedule(rounds=max(1, (rounds or 1) // evaluations))
 
 
 def labels(methods: Sequence[Algorithm]) -> list[str]:

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from spodgt.code_references import is_reference
 from spodgt.errors import InvalidInput
+from spodgt.experiment.run_options import LIMITS
 from spodgt.experiment.toml import Table, checksum
 from spodgt.problems.protocols import HasIdentity
 from spodgt.runtimes.loop import Stop
@@ -17,7 +18,6 @@ from spodgt.runtimes.world import Run
 from spodgt.training.checkpoint import MAX_STATE_BYTES, MethodLog
 from spodgt.types import Availability
 
-_LIMITS = ("rounds", "delay", "seconds")  # keys of [run] that may grow when a run is resumed
 _MAX_SAMPLED_DRAWS = 2**22  # draws of clients and links that identify a participation
 _MAX_SAMPLED_ROUNDS = 256
 
@@ -118,14 +118,17 @@ def is_extension(old: Table, new: Table, folder: str) -> bool:
     new = _without_folders(new)
     old_run = dict(old["run"])
     new_run = dict(new["run"])
-    old_limits = {key: old_run.pop(key, None) for key in _LIMITS}
-    new_limits = {key: new_run.pop(key, None) for key in _LIMITS}
+    old_limits = {key: old_run.pop(key, None) for key in LIMITS}  # these may grow
+    new_limits = {key: new_run.pop(key, None) for key in LIMITS}
+    if not ("evaluations" in old_run and "evaluations" in new_run):  # the default in one of them
+        old_run.pop("evaluations", None)
+        new_run.pop("evaluations", None)
     difference = _find_difference({**old, "run": old_run}, {**new, "run": new_run})
     if difference is not None:
         raise InvalidInput(
             f"{folder} holds another run: {difference}; use the same settings or another folder."
         )
-    for key in _LIMITS:
+    for key in LIMITS:
         before = old_limits[key]
         now = new_limits[key]
         if now is not None and now != before and (before is None or now < before):
