@@ -392,17 +392,17 @@ def cost(page: ReportPage) -> str:
     return f"{cells}{time} of computing; spodgt {made['spodgt']}, torch {made['torch']}. "
 
 
-_HEADS = ["figure", "experiment", "cells", "result", "time"]
+_HEADS = ["figure", "experiment", "result", "time"]
 
 
 def row(stem: str, name: str, page: ReportPage) -> list[str]:
     """The index's line on a page."""
     spec = experiments.load(name)
-    state = f"{len(page.records)} of {len(spec.points())} cells" if missing(name, page) else "done"
+    state = f"{len(page.records)} of {len(spec.points())} cells. " if missing(name, page) else ""
     seconds = duration(page.sweep.seconds).replace(" ", "\u00a0") if page.sweep.seconds else ""
     picture = f"![Figure {spec.figure}]({stem}.png)"
     title = f"**{spec.figure}** [{page.title}]({stem}.md)"
-    return [picture, title, state, verdict(page), seconds]
+    return [picture, title, state + verdict(page), seconds]
 
 
 def known_rows(path: Path) -> dict[str, list[str]]:
@@ -419,7 +419,7 @@ def index(rows: dict[str, list[str]], notes: str) -> str:
     ordered = []
     for name in experiments.names():
         spec = experiments.load(name)
-        ordered.append(rows.get(name, [spec.figure, spec.title, "not run yet", "", ""]))
+        ordered.append(rows.get(name, [spec.figure, spec.title, "not run yet", ""]))
         ordered += [rows[stem] for stem in sorted(rows) if stem.startswith(f"{name}-")]
     heading = "# The paper's figures, rerun"
     return "\n".join([heading, "", notes.strip(), "", *table(_HEADS, ordered)]) + "\n"

@@ -16,6 +16,7 @@ from spodgt.record.metrics import METRICS
 from spodgt.training.api import ExecutionOptions, TrainOptions
 
 _COMMENT = re.compile(r"^    (?P<name>\w+):.*?  # (?P<text>.+)$", re.MULTILINE)
+_WIDTH = 80  # columns of an example
 _CITATION = re.compile(r"\[([a-z]+\d{4}[a-z0-9]+(?:[,;] [a-z]+\d{4}[a-z0-9]+)*)\]")
 _ENTRY = """### {name}
 
@@ -94,7 +95,11 @@ def method_example(name: str, method: type[Any]) -> str:
     arguments = [repr(name).replace("'", '"')]
     for field in dataclasses.fields(method):
         arguments.append(f"{field.name}={field.default!r}".replace("'", '"'))
-    return f"spodgt.method({', '.join(arguments)})"
+    call = f"spodgt.method({', '.join(arguments)})"
+    if len(call) <= _WIDTH:
+        return call
+    lines = "".join(f"    {argument},\n" for argument in arguments)
+    return f"spodgt.method(\n{lines})"
 
 
 def as_markdown(docstring: str) -> str:
