@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_layers import ORDER
 from tools import links, pages, write_site
 
 ROOT = Path(__file__).parents[1]
@@ -65,6 +66,15 @@ def test_each_row_of_the_failure_table_can_be_repeated() -> None:
         rows = list(csv.DictReader(file))
     assert len(rows) > 35
     assert {row["repeated by"].strip("`") for row in rows} <= functions
+
+
+def test_the_table_of_folders_is_that_of_the_import_order() -> None:
+    page = (ROOT / "docs/explanation/how-a-run-works.md").read_text("utf-8")
+    table = page.partition("| folder | purpose | to add |")[2].partition("\n\n")[0]
+    named = []
+    for row in table.splitlines()[2:]:
+        named += re.findall(r"`(\w+)/?`", row.split(" | ")[0])
+    assert named == [name for name in ORDER if name not in ("__main__", "__init__")]
 
 
 def test_methods_have_step_sizes() -> None:
