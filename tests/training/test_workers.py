@@ -266,6 +266,14 @@ def test_an_error_in_a_worker_is_raised_as_without_workers(
         compare(problem, 2, seeds=[0])
 
 
+def test_workers_before_torch_had_accelerators(
+    problem: spodgt.Learning, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch 2.4 and 2.5, which `make lowest` installs, have no `torch.accelerator`."""
+    monkeypatch.delattr(torch, "accelerator", raising=False)
+    assert compare(problem, 2, seeds=[0], rounds=3).complete
+
+
 def test_workers_is_checked(problem: spodgt.Learning) -> None:
     with pytest.raises(InvalidInput, match=r"workers must be .* got 0"):
         compare(problem, 0)

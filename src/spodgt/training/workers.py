@@ -118,11 +118,18 @@ def _find_obstacle(runtime: Runtime, settings: ExecutionSettings) -> str | None:
         return "with keep_states=True"
     if "fork" not in mp.get_all_start_methods():
         return "on a system without fork"
-    if torch.accelerator.is_available():
+    if _has_accelerator():
         return "on a machine with an accelerator: its driver does not work in forked processes"
     if mp.current_process().daemon:
         return "inside a daemonic process"
     return None
+
+
+def _has_accelerator() -> bool:
+    """Whether torch can use a device other than the CPU; `torch.accelerator` is new in torch 2.6."""
+    if hasattr(torch, "accelerator"):
+        return torch.accelerator.is_available()
+    return torch.cuda.is_available() or torch.backends.mps.is_available()
 
 
 def _is_long(batches: Mapping[str, Sequence[Run]], stop: Stop, dtype: torch.dtype) -> bool:
