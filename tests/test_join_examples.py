@@ -87,8 +87,11 @@ def test_flower_script_on_the_page_is_that_of_the_example() -> None:
     assert_in_order(shown, code_lines(EXAMPLES / "join_flower.py"))
 
 
-@pytest.mark.parametrize("name", LIBRARIES)
+@pytest.mark.parametrize(
+    "name", ["loop", *(pytest.param(name, marks=pytest.mark.slow) for name in [*LIBRARIES][1:])]
+)
 def test_example_runs_alone(name: str) -> None:
+    """All their lines are also those of the joined scripts, which run at two sites."""
     require(name)
     command = [sys.executable, str(EXAMPLES / f"alone_{name}.py"), "--steps", "5"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)

@@ -14,13 +14,17 @@ from spodgt.errors import InvalidInput
 from spodgt.sites.layout import model_row
 from tests.integrations.one_site import D, LocalSession
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("accelerate")
-    from spodgt.integrations.transformers import SpodgtCallback
-
 pytestmark = pytest.mark.filterwarnings("default")  # of other libraries
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _libraries() -> None:
+    """Imported here and not above, because it takes seconds, also where no test of this file runs."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pytest.importorskip("transformers")
+        pytest.importorskip("accelerate")
+        import spodgt.integrations.transformers  # noqa: F401
 
 
 class Slope(nn.Module):
@@ -42,6 +46,10 @@ def train(
     resume: bool | None = None,
     **options: Any,
 ) -> tuple[Slope, Any]:
+    import transformers
+
+    from spodgt.integrations.transformers import SpodgtCallback
+
     callback = SpodgtCallback("unused")
     callback.session = session
     settings: dict[str, Any] = {

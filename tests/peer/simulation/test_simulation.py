@@ -13,9 +13,10 @@ from tests.peer.simulation.simulator import plan_of, simulate
 
 SEEDS = 100
 BLOCKS = 4
+_SLOW = pytest.mark.slow
 
 
-@pytest.mark.parametrize("block", range(BLOCKS))
+@pytest.mark.parametrize("block", [0, 1, *(pytest.param(n, marks=_SLOW) for n in (2, 3))])
 def test_peers_keep_their_promises_under_the_faults_of_a_seed(block: int) -> None:
     for seed in range(block, SEEDS, BLOCKS):
         outcome = simulate(plan_of(seed))

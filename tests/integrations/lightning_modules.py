@@ -1,0 +1,71 @@
+"""Lightning modules for `test_lightning.py`, which imports Lightning only to run: that takes seconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from spodgt.integrations.lightning import SpodgtCallback
+from tests.integrations.one_site import LocalSession
+
+
+class Slope(LightningModule):  # type: ignore[misc]
+    """The loss is slope * sum(w), so the gradient is the mean slope of a batch."""
+
+    optimizers_made = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(3))
+        self.automatic_optimization = self.optimizers_made == 1
+
+    def training_step(self, slope: Tensor, number: int) -> Tensor:
+        loss = (slope.mean() * self.w).sum()
+        self.log("val_loss", loss)
+        if not slope.isfinite().all():
+            raise ValueError("bad slope")
+        return loss
+
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        return [torch.optim.SGD(self.parameters(), lr=1.0) for _ in range(self.optimizers_made)]
+
+
+class Manual(Slope):
+    """Makes its steps itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, slope: Tensor, number: int) -> Tensor:
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        loss = super().training_step(slope, number)
+        self.manual_backward(loss)
+        optimizer.step()
+        return loss
+
+
+class TwoOptimizers(Slope):
+    optimizers_made = 2
+
+
+def fit(session: LocalSession, model: Slope, slopes: list[float], **options: Any) -> None:
+    callback = SpodgtCallback("unused")
+    callback.session = session
+    trainer = Trainer(
+        max_epochs=1,
+        callbacks=[callback],
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **options,
+    )
+    data = [torch.tensor(slope) for slope in slopes]
+    trainer.fit(model, DataLoader(data, 1))  # type: ignore[arg-type]
