@@ -304,7 +304,7 @@ def test_an_older_manifest_than_the_state_is_refused(run: Path) -> None:
     run_folders.remove(run, "p3")
     Peer(home, "p0", Options(durability="process", rounds=3)).run()
     (home / "manifest.toml").write_bytes(old)
-    with pytest.raises(InvalidInput, match=r"is of version 2, but manifest.toml is of version 1"):
+    with pytest.raises(InvalidInput, match=r"has version 2, but manifest.toml has version 1"):
         Peer(home, "p0", Options(durability="process"))
     DiskStateStore(
         home / "state"

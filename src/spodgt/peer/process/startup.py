@@ -55,8 +55,8 @@ def _check_owner(saved: StoredState, store: DiskStateStore, manifest: Manifest, 
         )
     if meta["epoch"] > manifest.last_epoch:
         raise InvalidInput(
-            f"the state in {store.path} is of version {meta['epoch'] // RESETS}, but manifest.toml is "
-            f"of version {manifest.version}; put the newer manifest.toml there, from the authority or "
+            f"the state in {store.path} has version {meta['epoch'] // RESETS}, but manifest.toml has "
+            f"version {manifest.version}; put the newer manifest.toml there, from the authority or "
             "from another client's folder."
         )
 
