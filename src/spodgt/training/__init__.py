@@ -2,7 +2,7 @@
 
 api.py                      train, compare, run; they build an Executor
 executor.py workers.py      runs all methods, in this process or in worker processes
-observer.py                 evaluates, records and saves the runs of one method
+observer.py evaluation.py   evaluates, records and saves the runs of one method
 checkpoint.py resume.py     the log of a method and its file; where interrupted runs continue
 stopping.py                 early stopping and best models
 settings.py                 how runs are executed

@@ -1,14 +1,16 @@
-"""Captures the states and checkpoints of runs in a snapshot; gathers them from all processes."""
+"""Captures the states and checkpoints of runs in a snapshot, from all processes, and saves them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from torch import Tensor
 
 from spodgt.runtimes.world import Exchanged, Run, RunCheckpoint, RunState, Snapshot, Tally
+from spodgt.training.checkpoint import MethodLog, to_cpu
 from spodgt.types import Bools
 
 
@@ -72,6 +74,53 @@ class CheckpointCapture:
             in_flight=in_flight,
             exchanged=models,
         )
+
+
+@dataclass(eq=False)
+class CheckpointSaver:
+    """Saves the runs of one method from time to time, and when they are interrupted.
+
+    Args:
+        capture: makes the checkpoints.
+        log: of the method.
+        write: writes a checkpoint file, given the checkpoints of the runs in progress; None: none
+            are written.
+        seconds: between two checkpoints.
+        wait: waits until evaluations are complete.
+        records: whether this process writes.
+    """
+
+    capture: CheckpointCapture
+    log: MethodLog
+    write: Callable[[Mapping[int, RunCheckpoint]], None] | None
+    seconds: float
+    wait: Callable[[], None]
+    records: bool
+    saved_at: float = field(default_factory=time.monotonic)
+
+    def is_due(self) -> bool:
+        """Whether this process writes checkpoints, and the last one is old."""
+        if self.write is None or not self.records:
+            return False
+        return time.monotonic() - self.saved_at >= self.seconds
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Write the checkpoints of all runs of the batch; collective."""
+        self.wait()
+        checkpoints = self.capture.all_runs(snapshot)
+        if self.write is not None and self.records:
+            self.write(checkpoints)
+        self.saved_at = time.monotonic()
+
+    def save_interrupted(self, snapshot: Snapshot) -> None:
+        """Write and keep the checkpoints of all runs, and close the world; collective."""
+        if self.write is not None:
+            self.wait()
+            for run, checkpoint in self.capture.all_runs(snapshot).items():
+                self.log.checkpoints[run] = to_cpu(checkpoint, copy=False)
+            if self.records:
+                self.write({})
+        snapshot.world.close()
 
 
 def at_exchange(snapshot: Snapshot) -> Snapshot:

@@ -7,47 +7,38 @@ operations belong to the world. Only the process that records fills tables and w
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from spodgt._util.deprecation import RenamedKey
-from spodgt.engine import fits_loops
 from spodgt.errors import Failed
 from spodgt.kernels.steps import State, rebuild
-from spodgt.problems.protocols import CompiledGradient, HasWork
-from spodgt.record import metrics
 from spodgt.runtimes.loop import MEETING, STRIDE, Stop
 from spodgt.runtimes.world import (
     Run,
     RunCheckpoint,
     RunState,
     Snapshot,
-    Tally,
-    World,
     with_average,
 )
 from spodgt.tensors import is_finite
-from spodgt.training.capture import CheckpointCapture, at_exchange, gather_states
-from spodgt.training.checkpoint import MethodLog, reduced_models, to_cpu
+from spodgt.training.capture import (
+    CheckpointCapture,
+    CheckpointSaver,
+    at_exchange,
+    gather_states,
+)
+from spodgt.training.checkpoint import MethodLog, reduced_models
+from spodgt.training.evaluation import BackgroundEvaluations, RunEvaluator
 from spodgt.training.progress import Progress
 from spodgt.training.settings import ExecutionSettings
-from spodgt.training.stopping import BY_CALLBACK, EarlyStops, Row, call_callbacks
-from spodgt.training.tables import client_rows
-from spodgt.types import Bools, Evaluation, Floats, Problem
+from spodgt.training.stopping import BY_CALLBACK, EarlyStops, call_callbacks
+from spodgt.types import Bools, Floats
 
 _REPORT_SECONDS = 0.1  # between two reports of progress
-_MODEL_FIELDS = ("x", "mean")  # fields of a state that are evaluated, if the method has them
-_MAX_COPIED = 2**22  # elements of a state that is copied and evaluated in the background
-_MAX_PENDING = 4  # evaluations in the background
-# Cost of a global gradient, in multiplications, up to which it is evaluated.
-_MAX_GRADIENT_COST = 1e6  # at every evaluation
-_MAX_FINAL_GRADIENT_COST = 1e9  # at the last evaluation of a run
 
 
 @dataclass(frozen=True)
@@ -81,22 +72,26 @@ class Observer:
         self.log = log
         self.runs = runs
         self.settings = settings
-        self.callbacks = callbacks
+        self.stop_requested = callbacks.stop_requested
         self.records = records  # whether this process fills the log
-        self.background = BackgroundEvaluations()
+        self.evaluator = RunEvaluator(log, runs, settings, records=records)
         self.history: dict[int, list[State]] = {run: [] for run in range(len(runs))}
-        self.accuracy = np.full(len(runs), np.nan)
-        self.pending_rows: deque[Row] = deque()  # not yet given to user callbacks
         self.early_stops = EarlyStops(settings.stopping, log)
         self.reasons: dict[int, str] = {}  # why runs stopped early
-        self.saved_at = time.monotonic()
-        self.capture = CheckpointCapture(runs, with_messages=callbacks.save is not None)
+        self.saver = CheckpointSaver(
+            CheckpointCapture(runs, with_messages=callbacks.save is not None),
+            log,
+            callbacks.save,
+            settings.checkpoint_every,
+            wait=self.evaluator.background.wait,
+            records=records,
+        )
         self.progress = ProgressReporter(
             settings.progress if records else None,
             log.label,
             callbacks.labels,
             settings.stop,
-            self.background,
+            self.evaluator.background,
         )
 
     def __call__(self, snapshot: Snapshot, evaluation_due: Bools, is_last: Bools) -> Bools:
@@ -118,58 +113,35 @@ class Observer:
         if not _is_synchronization_round(snapshot, evaluation_due, self.settings.keep_states):
             return np.zeros_like(evaluation_due)
 
-        world = snapshot.world
-        keep_states = self.settings.keep_states
         diverged = self._synchronize(snapshot, evaluation_due)
         is_evaluated = evaluation_due & ~diverged
-        needs_state = is_last | diverged | keep_states
+        needs_state = is_last | diverged | self.settings.keep_states
         exchange = at_exchange(snapshot)
         has_local_steps = exchange is not snapshot
         if has_local_steps:
-            exchanged_states = gather_states(exchange, is_evaluated)
+            evaluated_states = gather_states(exchange, is_evaluated)
         else:
-            exchanged_states = gather_states(snapshot, needs_state | is_evaluated)
-        for index in np.flatnonzero(is_evaluated).tolist():
-            self._evaluate(exchange, index, exchanged_states.get(index), final=bool(is_last[index]))
-            self.background.wait(0 if self.settings.stopping.needs_values else _MAX_PENDING)
-        stopped = ~is_last & self._stop_early(snapshot, exchange, exchanged_states, is_evaluated)
+            evaluated_states = gather_states(snapshot, is_evaluated | needs_state)
+        self.evaluator.evaluate_runs(exchange, evaluated_states, is_evaluated, is_last)
+        stopped = ~is_last & self._stop_early(snapshot, exchange, evaluated_states, is_evaluated)
         is_finished = is_last | diverged | stopped
-        states = exchanged_states
+
+        states = evaluated_states
+        exchanged_states: Mapping[int, RunState] = {}
         if has_local_steps:
             states = gather_states(snapshot, needs_state | stopped)
-        counts: Tally | None = None
+            exchanged_states = evaluated_states
+        if self.settings.keep_states:
+            self._append_history(snapshot, states)
+        self._record_divergence(snapshot, diverged)
         if is_finished.any():
-            counts = world.tally()  # collective: every process must call it
-
-        for index, run in enumerate(world.runs.tolist()):
-            state = states.get(index)  # None on processes that do not record
-            if state is not None and keep_states:  # copies: the world reuses the memory of a state
-                copies = [tensor.clone() for tensor in state.state]
-                self.history[run].append(rebuild(state.state, copies))
-            if diverged[index]:
-                self.log.add_divergence(self.runs[run], run, snapshot.k)
-                row = _cost_row(snapshot, index)
-                if self.records:
-                    self._record(run, row)
-            if state is not None and is_finished[index]:
-                assert counts is not None
-                exchanged = exchanged_states.get(index) if has_local_steps else None
-                checkpoint = self.capture.run(snapshot, index, state, exchanged, counts)
-                self.log.finish_run(
-                    run,
-                    checkpoint,
-                    self.settings.stop,
-                    diverged=bool(diverged[index]),
-                    stopped=self.reasons.get(run, ""),
-                    max_bytes=self.settings.max_state_bytes,
-                    copy=not is_finished.all(),
-                )
-        self.progress.update(snapshot, self.accuracy, is_over=bool(is_finished.all()))
+            self._finish_runs(snapshot, states, exchanged_states, is_finished, diverged)
+        self.progress.update(snapshot, self.evaluator.accuracy, is_over=bool(is_finished.all()))
         return diverged | stopped
 
     def close(self) -> dict[int, State]:
         """Wait for evaluations; returns the states of all rounds by seed, with `keep_states`."""
-        self.background.close()
+        self.evaluator.background.close()
         if self.records:
             self._call_callbacks()
         states: dict[int, State] = {}
@@ -180,6 +152,55 @@ class Observer:
                 states[run.seed] = rebuild(history[0], fields)
         return states
 
+    # --- the end of a run -------------------------------------------------------------------------
+    def _append_history(self, snapshot: Snapshot, states: Mapping[int, RunState]) -> None:
+        """Keep copies of the states; the world reuses the memory of a state."""
+        for index, state in states.items():
+            copies = [tensor.clone() for tensor in state.state]
+            run = int(snapshot.world.runs[index])
+            self.history[run].append(rebuild(state.state, copies))
+
+    def _record_divergence(self, snapshot: Snapshot, diverged: Bools) -> None:
+        """Note the runs that diverged, with their costs but without metrics; collective."""
+        for index in np.flatnonzero(diverged).tolist():
+            run = int(snapshot.world.runs[index])
+            self.log.add_divergence(self.runs[run], run, snapshot.k)
+            self.evaluator.record_costs(snapshot, index)
+
+    def _finish_runs(
+        self,
+        snapshot: Snapshot,
+        states: Mapping[int, RunState],
+        exchanged_states: Mapping[int, RunState],
+        is_finished: Bools,
+        diverged: Bools,
+    ) -> None:
+        """Keep the final checkpoints of the runs that have ended; collective.
+
+        Args:
+            states: by index; empty in processes that do not record.
+            exchanged_states: the same with the models of the last exchange; empty without local
+                steps.
+        """
+        counts = snapshot.world.tally()
+        for index in np.flatnonzero(is_finished).tolist():
+            if index not in states:
+                continue
+            run = int(snapshot.world.runs[index])
+            checkpoint = self.saver.capture.run(
+                snapshot, index, states[index], exchanged_states.get(index), counts
+            )
+            self.log.finish_run(
+                run,
+                checkpoint,
+                self.settings.stop,
+                diverged=bool(diverged[index]),
+                stopped=self.reasons.get(run, ""),
+                max_bytes=self.settings.max_state_bytes,
+                copy=not is_finished.all(),
+            )
+
+    # --- synchronization --------------------------------------------------------------------------
     def _synchronize(self, snapshot: Snapshot, evaluation_due: Bools) -> Bools:
         """Find diverged runs, write a checkpoint if one is due, and stop if that is requested.
 
@@ -187,97 +208,21 @@ class Observer:
             KeyboardInterrupt: in all processes, if a stop was requested in one of them.
         """
         world = snapshot.world
-        save = self.callbacks.save
         is_checked = evaluation_due
         if snapshot.k % STRIDE == 0:
             is_checked = np.ones_like(evaluation_due)
-        has_diverged = np.zeros_like(evaluation_due)
-        for index, x in enumerate(torch.split(snapshot.state[0], list(world.sizes))):
-            has_diverged[index] = bool(is_checked[index]) and not is_finite(x)
-        seconds = time.monotonic() - self.saved_at
-        save_due = save is not None and self.records and seconds >= self.settings.checkpoint_every
-        stop_requested = self.callbacks.stop_requested()
-        *diverged_flags, save_now, stop_now = world.communicator.any(
-            np.array([*has_diverged, save_due, stop_requested])
-        )
-        if save is not None and save_now and not stop_now:
-            self._save(snapshot, save)
+        is_infinite = _find_infinite(snapshot, is_checked)
+        flags = np.array([*is_infinite, self.saver.is_due(), self.stop_requested()])
+        *diverged_flags, save_now, stop_now = world.communicator.any(flags)
         if stop_now:
-            self._close_interrupted(snapshot)
+            self.saver.save_interrupted(snapshot)
             raise KeyboardInterrupt
+        if save_now:
+            self.saver.save(snapshot)
         diverged = np.array(diverged_flags, bool)
         for run in world.runs[is_checked & ~diverged].tolist():
             self.log.finite_at[run] = snapshot.k
         return diverged
-
-    def _save(
-        self, snapshot: Snapshot, save: Callable[[Mapping[int, RunCheckpoint]], None]
-    ) -> None:
-        """Write the checkpoints of all runs of the batch; collective."""
-        self.background.wait()
-        checkpoints = self.capture.all_runs(snapshot)
-        if self.records:
-            save(checkpoints)
-        self.saved_at = time.monotonic()
-
-    def _close_interrupted(self, snapshot: Snapshot) -> None:
-        """Write and keep the checkpoints of all runs, and close the world; collective."""
-        save = self.callbacks.save
-        if save is not None:
-            self.background.wait()
-            for run, checkpoint in self.capture.all_runs(snapshot).items():
-                self.log.checkpoints[run] = to_cpu(checkpoint, copy=False)
-            if self.records:
-                save({})
-        snapshot.world.close()
-
-    # --- evaluation ------------------------------------------------------------------------------
-    def _evaluate(
-        self, snapshot: Snapshot, index: int, state: RunState | None, *, final: bool
-    ) -> None:
-        """Evaluate one run, in the background if possible; collective."""
-        world = snapshot.world
-        run = int(world.runs[index])
-        problem = self.runs[run].problem.to(self.settings.device, self.settings.dtype)
-        row = _cost_row(snapshot, index)
-        task = EvaluationTask(
-            world=world,
-            state=snapshot.state,
-            index=index,
-            run_state=state,
-            fields=self.runs[run].algorithm.traits.state,
-            problem=problem,
-            gradient=_evaluates_gradient(problem, final, self.settings.gradient_norm),
-        )
-        if (
-            state is None
-            or world.communicator.size > 1
-            or not _fits_background(problem, state.state)
-        ):
-            self._record_evaluation(run, row, task, final)
-            return
-        task = replace(task, run_state=_copy_state(state))
-        self.background.add(partial(self._record_evaluation, run, row, task, final))
-
-    def _record_evaluation(
-        self, run: int, row: dict[str, float], task: EvaluationTask, final: bool
-    ) -> None:
-        evaluated = task.evaluate()
-        if evaluated is None:
-            return
-        self._record(run, {**row, **metrics.measure(evaluated)})
-        if final:
-            seed = self.runs[run].seed
-            self.log.clients[seed] = client_rows(self.log.label, self.runs[run], evaluated)
-
-    def _record(self, run: int, values: dict[str, float]) -> None:
-        """Add one evaluation to the log; an extended run has one of its last round already."""
-        seed = self.runs[run].seed
-        key = (seed, int(values["round"]))
-        self.accuracy[run] = values.get("accuracy", np.nan)
-        row = {**self.log.rows.get(key, {}), "method": self.log.label, "seed": seed, **values}
-        self.log.rows[key] = row
-        self.pending_rows.append(row)
 
     # --- early stopping ---------------------------------------------------------------------------
     def _stop_early(
@@ -311,12 +256,12 @@ class Observer:
             if failed and error is None:
                 error = Failed("a callback failed in the main process; see its output.")
         if error is not None:
-            self._close_interrupted(snapshot)
+            self.saver.save_interrupted(snapshot)
             raise error
         for index in np.flatnonzero(stops).tolist():  # with all that a last evaluation holds
-            self._evaluate(exchange, index, states.get(index), final=True)
-            self.background.wait()
-            self.pending_rows.clear()
+            self.evaluator.evaluate(exchange, index, states.get(index), final=True)
+            self.evaluator.background.wait()
+            self.evaluator.pending_rows.clear()
         return stops
 
     def _apply_stop_rules(
@@ -350,75 +295,12 @@ class Observer:
             The seeds of the runs that a callback stops.
         """
         seeds: set[int] = set()
-        while self.pending_rows:
-            row = self.pending_rows.popleft()
+        pending_rows = self.evaluator.pending_rows
+        while pending_rows:
+            row = pending_rows.popleft()
             if call_callbacks(self.settings.callbacks, RenamedKey(row, "algorithm", "method")):
                 seeds.add(int(row["seed"]))
         return seeds
-
-
-@dataclass(frozen=True, eq=False)
-class EvaluationTask:
-    """The evaluation of one run after one round."""
-
-    world: World
-    state: State  # of the clients that this process holds
-    index: int  # of the run in the world
-    run_state: RunState | None  # None on processes that do not record
-    fields: Sequence[str]  # of the state
-    problem: Problem
-    gradient: bool  # whether the global gradient is evaluated
-
-    def evaluate(self) -> metrics.RunSnapshot | None:
-        """Evaluate the models, and their running means if there are any; collective.
-
-        Returns:
-            None on processes that do not record.
-        """
-        evaluations: list[Evaluation] = []
-        for name in _MODEL_FIELDS:
-            if name not in self.fields:
-                continue
-            run_state = self.run_state
-            if run_state is not None:
-                run_state = run_state._replace(state=self._with_models(run_state.state, name))
-            state = self._with_models(self.state, name)
-            evaluation = self.world.evaluate(state, self.index, run_state)
-            if evaluation is not None:
-                evaluations.append(evaluation)
-        if self.run_state is None or not evaluations:
-            return None
-        return metrics.RunSnapshot.take(
-            self.problem, self.fields, self.run_state, evaluations, self.gradient
-        )
-
-    def _with_models(self, state: State, name: str) -> State:
-        """The state with the field `name` as its models."""
-        return rebuild(state, (state[self.fields.index(name)], *state[1:]))
-
-
-class BackgroundEvaluations:
-    """Evaluates models on threads of their own while training continues.
-
-    Every evaluation uses one thread: with several, it would wait for threads that training uses.
-    """
-
-    def __init__(self) -> None:
-        use_one_thread = partial(torch.set_num_threads, 1)  # of the calling thread
-        self.threads = ThreadPoolExecutor(torch.get_num_threads(), "evaluation", use_one_thread)
-        self.pending: deque[Future[None]] = deque()
-
-    def add(self, evaluate: Callable[[], None]) -> None:
-        self.pending.append(self.threads.submit(evaluate))
-
-    def wait(self, most: int = 0) -> None:
-        """Wait until at most `most` evaluations are pending; raises their errors."""
-        while len(self.pending) > most:
-            self.pending.popleft().result()
-
-    def close(self) -> None:
-        self.wait()
-        self.threads.shutdown()
 
 
 class ProgressReporter:
@@ -484,43 +366,17 @@ class ProgressReporter:
         return min(1.0, fraction)
 
 
+def _find_infinite(snapshot: Snapshot, is_checked: Bools) -> Bools:
+    """(runs,) the checked runs with models that are not finite, among those of this process."""
+    is_infinite = np.zeros_like(is_checked)
+    models_by_run = torch.split(snapshot.state[0], list(snapshot.world.sizes))
+    for index in np.flatnonzero(is_checked).tolist():
+        is_infinite[index] = not is_finite(models_by_run[index])
+    return is_infinite
+
+
 def _is_synchronization_round(snapshot: Snapshot, evaluation_due: Bools, keep_states: bool) -> bool:
     """Whether processes communicate after this round; the same answer in every process."""
     if snapshot.world.communicator.size == 1 or snapshot.k % MEETING == 0:
         return True
     return bool(evaluation_due.any()) or keep_states
-
-
-def _evaluates_gradient(problem: Problem, final: bool, requested: bool | None) -> bool:
-    """Whether the global gradient is evaluated, too; by its cost if `requested` is None."""
-    if requested is not None:
-        return requested
-    if not isinstance(problem, HasWork):
-        return False
-    if final:
-        return problem.work <= _MAX_FINAL_GRADIENT_COST
-    return problem.work <= _MAX_GRADIENT_COST
-
-
-def _cost_row(snapshot: Snapshot, index: int) -> dict[str, float]:
-    """Round, delay and counters of one run, without metrics; collective."""
-    counters = snapshot.world.counters(index)
-    return {"round": snapshot.k, "delay": float(snapshot.delay[index]), **counters}
-
-
-def _fits_background(problem: Problem, state: State) -> bool:
-    """Whether models may be evaluated while training continues.
-
-    Modules may draw random numbers, or share memory with those that are trained; linear models do
-    neither.
-    """
-    if not isinstance(problem, CompiledGradient) or problem.linear_data(state[0].dtype) is None:
-        return False
-    return fits_loops(*state) and state[0].numel() * len(state) <= _MAX_COPIED
-
-
-def _copy_state(run_state: RunState) -> RunState:
-    """A copy, made by NumPy: torch would wait for threads that are busy."""
-    copies = [torch.from_numpy(tensor.numpy().copy()) for tensor in run_state.state]
-    statistics = torch.from_numpy(run_state.statistics.numpy().copy())
-    return run_state._replace(state=rebuild(run_state.state, copies), statistics=statistics)
