@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -46,21 +46,28 @@ def networks_table(drawn: Iterable[tuple[int, Network, Availability]]) -> pd.Dat
 
     tables = []
     for seed, network, availability in drawn:
-        clients = np.arange(network.clients)
         positions = np.full((network.clients + network.links, 2), np.nan)
         if network.positions is not None:
             positions[: network.clients] = network.positions[:, :2]
         columns = {
             "seed": seed,
-            "kind": ["client"] * network.clients + ["link"] * network.links,
-            "receiver": np.concatenate([clients, network.receivers]),
-            "sender": np.concatenate([clients, network.senders]),
-            "probability": np.concatenate([availability.p, availability.p_hat]),
+            **link_columns(network, availability),
             "x": positions[:, 0],
             "y": positions[:, 1],
         }
         tables.append(with_names(pd.DataFrame(columns), network))
     return pd.concat(tables, ignore_index=True)
+
+
+def link_columns(network: Network, availability: Availability) -> dict[str, Any]:
+    """The columns of a table with one row per client, then one per link."""
+    clients = np.arange(network.clients)
+    return {
+        "kind": ["client"] * network.clients + ["link"] * network.links,
+        "receiver": np.concatenate([clients, network.receivers]),
+        "sender": np.concatenate([clients, network.senders]),
+        "probability": np.concatenate([availability.p, availability.p_hat]),
+    }
 
 
 def with_names(table: pd.DataFrame, network: Network) -> pd.DataFrame:

@@ -146,6 +146,13 @@ class Record:
     objective: str = ""
     engine: str = ""
 
+    def __post_init__(self) -> None:
+        from spodgt.record.frames import with_old_names
+
+        self.frame = with_old_names(self.frame)
+        self.participation = with_old_names(self.participation)
+        self.clients = with_old_names(self.clients)
+
     @property
     def methods(self) -> list[str]:
         """The labels of the methods, in the order of the run."""
@@ -286,11 +293,10 @@ class Record:
         folder = Path(folder)
         try:
             facts = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-            tables = _read_tables(folder)
             scores = dict(facts.get("scores", {}))
             declare(scores)
-            return cls(
-                **tables,
+            record = cls(
+                **_read_tables(folder),
                 config=dict(facts["config"]),
                 versions=dict(facts["versions"]),
                 diverged=[Diverged.from_dict(run) for run in facts["diverged"]],
@@ -303,6 +309,8 @@ class Record:
                 objective=str(facts.get("objective", "")),
                 engine=str(facts.get("engine", "")),
             )
+            _check_columns(record)
+            return record
         except (OSError, ValueError, KeyError, TypeError) as error:
             reason = first_line(error)
             raise InvalidInput(
@@ -315,20 +323,23 @@ class Record:
 
 
 def _read_tables(folder: Path) -> dict[str, pd.DataFrame]:
-    """The tables of a run folder; raises KeyError if one has no column that is required."""
+    """The tables of a run folder."""
     import pandas as pd
-
-    from spodgt.record.frames import with_old_names
 
     tables: dict[str, pd.DataFrame] = {}
     for name, file in _FILES.items():
         if name == "clients" and not (folder / file).exists():
             continue  # older versions did not write it
-        tables[name] = with_old_names(pd.read_parquet(folder / file))
-        for column in _REQUIRED_COLUMNS.get(name, ()):
-            if column not in tables[name]:
-                raise KeyError(f"{file} has no column {column}")
+        tables[name] = pd.read_parquet(folder / file)
     return tables
+
+
+def _check_columns(record: Record) -> None:
+    """Raise KeyError if a table lacks a column that is required."""
+    for name, columns in _REQUIRED_COLUMNS.items():
+        for column in columns:
+            if column not in getattr(record, name):
+                raise KeyError(f"{_FILES[name]} has no column {column}")
 
 
 def _old_rows(methods: list[dict[str, object]]) -> list[dict[str, object]]:

@@ -155,34 +155,36 @@ def _latex(text: str) -> str:
 
 def summary_notes(record: Record) -> list[str]:
     """Sentences below a table of results: which models are evaluated, and the cost of a round."""
-    notes = []
-    local_steps = []
-    waiting = []
-    others = []
+    return [*_local_step_notes(record), *_stop_notes(record), *_waiting_notes(record)]
+
+
+def _local_step_notes(record: Record) -> list[str]:
+    """One sentence with the methods that take local steps."""
+    methods = []
     for method in record.methods:
-        traits = record.traits.get(method, {})
-        if traits.get("local_steps"):
-            local_steps.append(f"{method} (K = {_range(traits['local_steps'])})")
-        if traits.get("waits"):
-            waiting.append(method)
-        else:
-            others.append(method)
-    if local_steps:
-        notes.append(
-            f"With local steps, evaluated after the last exchange: {', '.join(local_steps)}."
-        )
-    notes += _stop_notes(record)
+        steps = record.traits.get(method, {}).get("local_steps")
+        if steps:
+            methods.append(f"{method} (K = {_range(steps)})")
+    if not methods:
+        return []
+    return [f"With local steps, evaluated after the last exchange: {', '.join(methods)}."]
+
+
+def _waiting_notes(record: Record) -> list[str]:
+    """One sentence if methods that wait are compared by rounds with methods that do not."""
+    waiting = [name for name in record.methods if record.traits.get(name, {}).get("waits")]
+    others = [name for name in record.methods if name not in waiting]
     compared_by_rounds = record.budget is None and "seconds" not in record.frame
-    if waiting and others and compared_by_rounds:
-        delay = statistics.final(record.frame).groupby("method")["delay"].mean()
-        slower = [method for method in waiting if delay[method] > delay[others].max()]
-        if slower:
-            notes.append(
-                f"Compared by rounds, but a round of {' and of '.join(slower)} waits for idle "
-                "clients or links and takes longer (column delay); give a delay to compare at "
-                "equal delay."
-            )
-    return notes
+    if not waiting or not others or not compared_by_rounds:
+        return []
+    delay = statistics.final(record.frame).groupby("method")["delay"].mean()
+    slower = [method for method in waiting if delay[method] > delay[others].max()]
+    if not slower:
+        return []
+    return [
+        f"Compared by rounds, but a round of {' and of '.join(slower)} waits for idle clients or "
+        "links and takes longer (column delay); give a delay to compare at equal delay."
+    ]
 
 
 def _stop_notes(record: Record) -> list[str]:

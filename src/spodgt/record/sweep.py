@@ -112,6 +112,11 @@ class SweepRecord:
     source: str = ""
     versions: dict[str, str] = field(default_factory=versions)
 
+    def __post_init__(self) -> None:
+        from spodgt.record.frames import with_old_names
+
+        self.results = with_old_names(self.results)
+
     def __repr__(self) -> str:
         finished = sum(cell.complete for cell in self.cells)
         keys = ", ".join(self.grid) or "no keys"
@@ -198,8 +203,6 @@ class SweepRecord:
         """
         import pandas as pd
 
-        from spodgt.record.frames import with_old_names
-
         folder = Path(folder)
         try:
             facts = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
@@ -208,7 +211,7 @@ class SweepRecord:
                 cells.append(CellRecord(**{**cell, "folder": folder / cell["folder"]}))
             results = pd.DataFrame()
             if any(cell.complete for cell in cells):
-                results = with_old_names(pd.read_parquet(folder / f"{RESULTS}.parquet"))
+                results = pd.read_parquet(folder / f"{RESULTS}.parquet")
             rest = {key: facts[key] for key in _FACTS}
             return cls(results=results, cells=cells, scale=Scale(**facts["scale"]), **rest)
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -221,8 +224,6 @@ def collect(cells: list[CellRecord]) -> pd.DataFrame:
     """One row per finished cell, method and seed: the cell's keys, then the last evaluation."""
     import pandas as pd
 
-    from spodgt.record.frames import with_old_names
-
     tables = []
     for cell in cells:
         if not cell.complete:
@@ -234,7 +235,7 @@ def collect(cells: list[CellRecord]) -> pd.DataFrame:
         tables.append(pd.DataFrame([keys] * len(final)).join(final).assign(cell=cell.name))
     if not tables:
         return pd.DataFrame()
-    return with_old_names(pd.concat(tables, ignore_index=True))
+    return pd.concat(tables, ignore_index=True)
 
 
 def label(value: Any) -> str:

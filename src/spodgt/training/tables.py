@@ -10,7 +10,7 @@ import numpy as np
 from spodgt.participation.roles import HasRoles
 from spodgt.problems.protocols import HasClientWeights, HasSamples
 from spodgt.record.metrics import RunSnapshot
-from spodgt.record.networks import with_names
+from spodgt.record.networks import link_columns, with_names
 from spodgt.record.record import no_clients
 from spodgt.runtimes.world import Run, Tally
 from spodgt.training.stopping import Row
@@ -39,8 +39,6 @@ def metrics_table(rows: list[Row], labels: Sequence[str]) -> pd.DataFrame:
     """One row per evaluation, methods in the order of `labels`."""
     import pandas as pd
 
-    from spodgt.record.frames import with_old_names
-
     columns = dict.fromkeys(_BASE)  # a set in the order of insertion
     for row in rows:
         columns.update(dict.fromkeys(row))
@@ -48,7 +46,7 @@ def metrics_table(rows: list[Row], labels: Sequence[str]) -> pd.DataFrame:
     rows = sorted(rows, key=lambda row: (order[row["method"]], row["seed"], row["round"]))
     frame = pd.DataFrame(rows, columns=list(columns))
     frame["method"] = frame["method"].astype(str)
-    return with_old_names(frame)
+    return frame
 
 
 def participation_table(counts: Iterable[tuple[str, Run, Tally]]) -> pd.DataFrame:
@@ -62,13 +60,10 @@ def participation_table(counts: Iterable[tuple[str, Run, Tally]]) -> pd.DataFram
     """
     import pandas as pd
 
-    from spodgt.record.frames import with_old_names
-
     tables = [pd.DataFrame(columns=_PARTICIPATION)]
     for label, run, tally in counts:
         network = run.network
         availability = run.availability
-        clients = np.arange(network.clients)
         no_messages = np.zeros(network.clients, np.int64)
         no_gradients = np.zeros(network.links, np.int64)
         is_root = np.zeros(network.clients + network.links, bool)
@@ -77,17 +72,14 @@ def participation_table(counts: Iterable[tuple[str, Run, Tally]]) -> pd.DataFram
         columns = {
             "method": label,
             "seed": run.seed,
-            "kind": ["client"] * network.clients + ["link"] * network.links,
-            "receiver": np.concatenate([clients, network.receivers]),
-            "sender": np.concatenate([clients, network.senders]),
-            "probability": np.concatenate([availability.p, availability.p_hat]),
+            **link_columns(network, availability),
             "gradients": np.concatenate([tally.gradients, no_gradients]),
             "messages": np.concatenate([no_messages, tally.messages]),
             "bytes": np.concatenate([no_messages, tally.bytes]),
             "root": is_root,
         }
         tables.append(with_names(pd.DataFrame(columns), network))
-    return with_old_names(pd.concat(tables[1:] or tables, ignore_index=True))
+    return pd.concat(tables[1:] or tables, ignore_index=True)
 
 
 def method_traits(batches: Mapping[str, Sequence[Run]]) -> dict[str, dict[str, Any]]:
@@ -154,6 +146,4 @@ def clients_table(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """The tables of clients of all runs, one below the other."""
     import pandas as pd
 
-    from spodgt.record.frames import with_old_names
-
-    return with_old_names(pd.concat(tables or [no_clients()], ignore_index=True))
+    return pd.concat(tables or [no_clients()], ignore_index=True)
