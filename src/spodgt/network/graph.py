@@ -100,17 +100,9 @@ class Graph(Digraph):
     loops: Floats | None = None
 
     def __post_init__(self) -> None:
-        receivers, senders = check_links(self.clients, self.receivers, self.senders)
-        order = sorted_order(self.clients, receivers, senders)
-        weights = self.weights
-        if order is not None:
-            receivers = receivers[order]
-            senders = senders[order]
-            weights = None if weights is None else np.asarray(weights)[order]
-        object.__setattr__(self, "receivers", receivers)
-        object.__setattr__(self, "senders", senders)
-        object.__setattr__(self, "weights", weights)
-        object.__setattr__(self, "names", check_names(self.names, self.clients))
+        order = sort_links(self)
+        if self.weights is not None:
+            object.__setattr__(self, "weights", np.asarray(self.weights)[order])
 
     @staticmethod
     def of(
@@ -167,6 +159,16 @@ class Graph(Digraph):
         return int(count), labels.astype(np.int64)
 
 
+def sort_links(graph: Digraph) -> Ints | slice:
+    """Check and sort the links of a new graph, and check its names; returns the order."""
+    receivers, senders = check_links(graph.clients, graph.receivers, graph.senders)
+    order = _sorted_order(graph.clients, receivers, senders)
+    object.__setattr__(graph, "receivers", receivers[order])
+    object.__setattr__(graph, "senders", senders[order])
+    object.__setattr__(graph, "names", check_names(graph.names, graph.clients))
+    return order
+
+
 def check_links(clients: int, receivers: ArrayLike, senders: ArrayLike) -> tuple[Ints, Ints]:
     """Receivers and senders as (links,) arrays.
 
@@ -209,8 +211,8 @@ def _check_clients(name: str, values: ArrayLike, clients: int) -> Ints:
     return array.astype(np.int64)
 
 
-def sorted_order(clients: int, receivers: Ints, senders: Ints) -> Ints | None:
-    """(links,) permutation that sorts links by receiver, then sender; None: they are sorted.
+def _sorted_order(clients: int, receivers: Ints, senders: Ints) -> Ints | slice:
+    """(links,) permutation that sorts links by receiver, then sender; a slice: they are sorted.
 
     Raises:
         InvalidNetwork: There is a self-loop or a duplicate.
@@ -224,7 +226,7 @@ def sorted_order(clients: int, receivers: Ints, senders: Ints) -> Ints | None:
         )
     codes = receivers * clients + senders
     if (np.diff(codes) > 0).all():
-        return None
+        return np.s_[:]
     order = np.argsort(codes, kind="stable")
     duplicates = np.flatnonzero(np.diff(codes[order]) == 0)
     if len(duplicates):

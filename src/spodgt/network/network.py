@@ -20,7 +20,7 @@ from spodgt._util.text import html_table, short_repr
 from spodgt.errors import InvalidNetwork
 from spodgt.network import graphs
 from spodgt.network.conversion import graph_from_matrix, graph_from_networkx
-from spodgt.network.graph import Graph, check_connected, check_links, sorted_order
+from spodgt.network.graph import Graph, check_connected, sort_links
 from spodgt.network.graphs import GraphRecipe
 from spodgt.network.mixing_weights import (
     WEIGHT_RULES,
@@ -30,7 +30,6 @@ from spodgt.network.mixing_weights import (
     pull_and_push_weights,
     select_edge_weights,
 )
-from spodgt.network.names import check_names
 from spodgt.network.weighted_digraph import WeightedDigraph
 from spodgt.types import Floats, Ints
 
@@ -63,21 +62,10 @@ class Network(WeightedDigraph):
     names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        receivers, senders = check_links(self.clients, self.receivers, self.senders)
-        order = sorted_order(self.clients, receivers, senders)
-        links = len(receivers)
-        fields: dict[str, Ints | Floats | None] = {
-            "receivers": receivers,
-            "senders": senders,
-            "a": _check_link_weights(self.a, "a", links),
-            "b": _check_link_weights(self.b, "b", links),
-            "w": None if self.w is None else _check_link_weights(self.w, "w", links),
-        }
-        for name, values in fields.items():
-            if order is not None and values is not None:
-                values = values[order]
-            object.__setattr__(self, name, values)
-        object.__setattr__(self, "names", check_names(self.names, self.clients))
+        order = sort_links(self)
+        for name in ("a", "b") if self.w is None else ("a", "b", "w"):
+            weights = _check_link_weights(getattr(self, name), name, self.links)
+            object.__setattr__(self, name, weights[order])
         if self.positions is not None and np.shape(self.positions) != (self.clients, 2):
             got = np.shape(self.positions)
             raise InvalidNetwork(
