@@ -8,12 +8,15 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import itertools
 import os
 import sys
 import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from spodgt.errors import InvalidInput, SpodgtError
 
@@ -43,15 +46,24 @@ def is_reference(text: object) -> bool:
     return bool(where and colon and name.isidentifier())
 
 
-def find_file(reference: str, folder: Path) -> Path | None:
-    """The file in `folder` that a reference names; None if there is none."""
+def map_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """A value of a config in which all texts are changed, also those inside of tables and lists."""
+    if isinstance(value, Mapping):
+        return {str(key): map_texts(item, change) for key, item in value.items()}
+    if isinstance(value, list):
+        return [map_texts(item, change) for item in value]
+    return change(value) if isinstance(value, str) else value
+
+
+def find_file(reference: str, *folders: Path) -> Path | None:
+    """The file that a reference names, in the first folder that has it; None if there is none."""
     where = reference.rpartition(":")[0]
     if where.endswith(".py"):
         candidates = [Path(where).expanduser()]
     else:
         module = Path(*where.split("."))
         candidates = [module.with_suffix(".py"), module / "__init__.py"]
-    for candidate in candidates:
+    for folder, candidate in itertools.product(folders, candidates):
         path = folder / candidate
         if path.is_file():
             return path.resolve()
@@ -70,30 +82,31 @@ def import_object(reference: str, key: str, folder: str | None = None) -> UserOb
         InvalidInput: the file does not exist, or its code fails.
     """
     where, _, name = reference.rpartition(":")
-    file = find_file(reference, Path())
-    if file is None and folder is not None:
-        file = find_file(reference, Path(folder))
-    is_file = where.endswith(".py")
-    if is_file and file is None:
-        searched = Path.cwd().as_posix()
-        if folder is not None:
-            searched += f" or {Path(folder).resolve().as_posix()}"
-        raise InvalidInput(f"{key} does not exist in {searched}; give the path of a Python file.")
-    search_path = [str(Path.cwd())]
-    if is_file and file is not None:
-        search_path = [str(file.parent)]  # its imports are next to it, as for `python file.py`
-    elif folder is not None:
-        search_path.append(str(Path(folder).resolve()))
-    sys.path[:0] = [each for each in search_path if each not in sys.path]
+    folders = [Path.cwd()]
+    if folder is not None:
+        folders.append(Path(folder).resolve())
+    file = find_file(reference, *folders)
+    if where.endswith(".py"):
+        if file is None:
+            searched = " or ".join(each.as_posix() for each in folders)
+            raise InvalidInput(
+                f"{key} does not exist in {searched}; give the path of a Python file."
+            )
+        folders = [file.parent]  # its imports are next to it, as for `python file.py`
+    sys.path[:0] = [str(each) for each in folders if str(each) not in sys.path]
     try:
-        if is_file and file is not None:
-            module = _import_file(file)
-        else:
-            module = importlib.import_module(where)
+        module = _import_module(where, file)
     except (Exception, SystemExit) as error:  # the module may do anything
         raise InvalidInput(f"{key} cannot be imported: {describe_error(error, file)}.") from error
     source = Path(module.__file__) if module.__file__ else None
     return UserObject(getattr(module, name, None), module, source, _digest(module, source))
+
+
+def _import_module(where: str, file: Path | None) -> ModuleType:
+    """Import the file, or the module of this name if the reference does not name a file."""
+    if file is not None and where.endswith(".py"):
+        return _import_file(file)
+    return importlib.import_module(where)
 
 
 _digests: dict[str, str] = {}  # by module, of its source when it was imported

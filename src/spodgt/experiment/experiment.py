@@ -29,7 +29,6 @@ from spodgt.experiment.run_options import (
     RunOptions,
     read_seeds,
 )
-from spodgt.experiment.sections import read_sections, section_table
 from spodgt.experiment.toml import SECTIONS, Table, checksum
 from spodgt.network import GraphRecipe, Network, as_network, check_network
 from spodgt.network.graphs import RandomGeometric
@@ -46,6 +45,7 @@ from spodgt.problems.python_problem import PythonProblem
 from spodgt.runtimes.events.durations import Time
 from spodgt.runtimes.world import Draw
 from spodgt.types import Availability, Problem
+from spodgt.validation import from_table, reject_unknown_keys, to_table
 
 _SWEEP_KEYS = ("title", "base", "figure", "paper", "sweep")  # of files of `spodgt sweep`
 
@@ -124,7 +124,7 @@ class Experiment:
                 raise InvalidConfig(
                     f"{key}={tables[key]!r} belongs to a sweep; use spodgt sweep FILE."
                 )
-        return replace(cls(), **read_sections(tables))
+        return replace(cls(), **_read_sections(tables))
 
     def resolve_relative_to(self, folder: Path) -> Experiment:
         """The same experiment, with user code also searched for in `folder`, that of its config."""
@@ -139,17 +139,17 @@ class Experiment:
         the keys of the old kind.
         """
         sections = {name.split(".")[0] for name in changes}
-        tables = {name: section_table(self, name) for name in SECTIONS if name in sections}
+        tables = {name: _section_table(self, name) for name in SECTIONS if name in sections}
         changed = toml.change_keys(tables, changes)
         if "run" in tables and not changes.keys() & {"run", "run.methods"}:
             changed["run"]["methods"] = self.run.methods  # objects of Python are not converted
         if callable(self.run.step_size) and not changes.keys() & {"run", "run.step_size"}:
             changed.get("run", {})["step_size"] = self.run.step_size
-        return replace(self, **read_sections(changed))
+        return replace(self, **_read_sections(changed))
 
     def to_dict(self) -> dict[str, Table]:
         """The tables of a config that `parse` reads; objects of Python are described only."""
-        tables = {name: section_table(self, name) for name in SECTIONS}
+        tables = {name: _section_table(self, name) for name in SECTIONS}
         if self.time is None:
             del tables["time"]
         tables["run"].pop("workers", None)  # results do not depend on it
@@ -270,6 +270,43 @@ def _rounds_of(epochs: float, problem: Problem) -> int:
     return max(1, math.ceil(min(rounds, MAX_ROUNDS) - 1e-9))
 
 
+# --- sections of a config ------------------------------------------------------------------------
+def _read_sections(tables: Mapping[str, object]) -> Table:
+    """The fields of an `Experiment` that the sections in `tables` set.
+
+    Raises:
+        InvalidConfig: for an unknown section or key, or an invalid value.
+    """
+    reject_unknown_keys(tables, SECTIONS, "the config")
+    fields: Table = {}
+    for name, table in tables.items():
+        if name == "run":
+            fields["run"] = RunOptions.parse(toml.check_table(table, name))
+        elif name == "network":
+            fields["network"], fields["weights"] = toml.read_network(table)
+        elif name == "participation":
+            fields["participation"] = toml.read_participation(table)
+        elif name == "time":
+            fields["time"] = from_table(Time, toml.check_table(table, name), name)
+        else:
+            fields["problem"] = toml.read_problem(table)
+    return fields
+
+
+def _section_table(experiment: Experiment, section: str) -> Table:
+    """One section of the config of an experiment; the inverse of `_read_sections`."""
+    if section == "run":
+        return experiment.run.to_dict()
+    if section == "network":
+        return toml.network_table(experiment.network, experiment.weights)
+    if section == "participation":
+        return toml.describe_recipe(experiment.participation)
+    if section == "problem":
+        return toml.problem_table(experiment.problem)
+    return {} if experiment.time is None else to_table(experiment.time)
+
+
+# --- arguments of Python -------------------------------------------------------------------------
 def _class_name(value: object) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__} itself"

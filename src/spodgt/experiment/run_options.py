@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypedDict
 
 import torch
 from numpy.typing import ArrayLike
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, ValidationInfo
 from torch import Tensor
 
 from spodgt._util.text import first_line
@@ -39,7 +39,6 @@ PAPER_METHODS = (
 DEFAULT_DELAY = 5000.0
 MAX_ROUNDS = 2**53  # a float holds larger numbers inexactly
 _MAX_SEEDS = 1_000_000
-_TOO_MANY_SEEDS = f"seeds must be at most {_MAX_SEEDS:,}, got {{!r:.40}}; use seeds=5."
 _DTYPES = ("float32", "float64")
 LIMITS = ("rounds", "epochs", "delay", "seconds")  # keys that end runs
 
@@ -116,37 +115,15 @@ def _check_layers(value: object) -> object:
     return value
 
 
-def _check_keep(value: object) -> object:
-    if value not in (None, "best"):
-        raise InvalidConfig(f"keep={value!r} is not known; use 'best', or leave it out.")
-    return value
+def _one_of(allowed: Iterable[str | None], fix: str) -> BeforeValidator:
+    """Validator of a field with few possible values; `fix` ends its error message."""
 
+    def check(value: object, info: ValidationInfo) -> object:
+        if value not in allowed:
+            raise ValueError(f"{info.field_name}={value!r} is not known; {fix}")
+        return value
 
-def _check_dtype(value: object) -> object:
-    if value not in _DTYPES:
-        raise InvalidConfig(f"dtype={value!r} is not known; choose {' or '.join(_DTYPES)}.")
-    return value
-
-
-def _check_autocast(value: object) -> object:
-    if value not in (None, "bf16"):
-        raise InvalidConfig(f"autocast={value!r} is not known; use 'bf16', or leave it out.")
-    return value
-
-
-def _check_evaluate_on(value: object) -> object:
-    if value not in (None, "validation"):
-        raise InvalidConfig(
-            f"evaluate_on={value!r} is not known; use 'validation', "
-            "or leave it out for the test data."
-        )
-    return value
-
-
-def _check_engine(value: object) -> object:
-    if value not in ENGINES:
-        raise InvalidConfig(f"engine={value!r} is not known; choose {' or '.join(ENGINES)}.")
-    return value
+    return BeforeValidator(check)
 
 
 @recipe(InvalidInput)
@@ -208,28 +185,33 @@ class RunOptions:
     evaluations: Annotated[Whole | None, Field(gt=0, examples=[100])] = None
     every: Annotated[Whole | None, Field(gt=0, examples=[100])] = None
     stop_when: Annotated[EarlyStopping | None, BeforeValidator(read_early_stopping)] = None
-    keep: Annotated[str | None, BeforeValidator(_check_keep), Field(examples=["best"])] = None
-    dtype: Annotated[str, BeforeValidator(_check_dtype)] = "float32"
+    keep: Annotated[
+        str | None,
+        _one_of((None, "best"), "use 'best', or leave it out."),
+        Field(examples=["best"]),
+    ] = None
+    dtype: Annotated[str, _one_of(_DTYPES, "choose float32 or float64.")] = "float32"
     device: str = "cpu"
-    autocast: Annotated[str | None, BeforeValidator(_check_autocast), Field(examples=["bf16"])] = (
-        None
-    )
+    autocast: Annotated[
+        str | None,
+        _one_of((None, "bf16"), "use 'bf16', or leave it out."),
+        Field(examples=["bf16"]),
+    ] = None
     gradient_norm: Annotated[bool | None, Field(examples=[True])] = None
     evaluate_on: Annotated[
-        str | None, BeforeValidator(_check_evaluate_on), Field(examples=["validation"])
+        str | None,
+        _one_of((None, "validation"), "use 'validation', or leave it out for the test data."),
+        Field(examples=["validation"]),
     ] = None
-    engine: Annotated[str, BeforeValidator(_check_engine)] = "auto"
+    engine: Annotated[str, _one_of(ENGINES, "choose auto or plain.")] = "auto"
     workers: Annotated[Whole | None, Field(gt=0, examples=[2])] = None
 
     def __post_init__(self) -> None:
         if isinstance(self.seeds, list):
             check_seeds(self.seeds)
-        for key in ("rounds", "every", "evaluations"):
-            value = getattr(self, key)
-            if value is not None and value >= MAX_ROUNDS:
-                raise InvalidInput(f"{key} must be below 2**53, got {value!r:.40}; use {key}=100.")
-        if isinstance(self.seeds, int) and self.seeds > _MAX_SEEDS:
-            raise InvalidInput(_TOO_MANY_SEEDS.format(self.seeds))
+        else:
+            _check_number_of_seeds(self.seeds)
+        _check_rounds(rounds=self.rounds, every=self.every, evaluations=self.evaluations)
         if self.autocast is not None and self.dtype != "float32":
             raise InvalidInput(
                 f"autocast='bf16' needs dtype=float32, got {self.dtype}; leave one of them out."
@@ -289,7 +271,19 @@ class RunOptions:
         return table
 
 
+def _check_rounds(**options: int | None) -> None:
+    """Raise for a number of rounds that a float does not hold exactly."""
+    for key, value in options.items():
+        if value is not None and value >= MAX_ROUNDS:
+            raise InvalidInput(f"{key} must be below 2**53, got {value!r:.40}; use {key}=100.")
+
+
 # --- seeds ---------------------------------------------------------------------------------------
+def _check_number_of_seeds(count: int) -> None:
+    if count > _MAX_SEEDS:
+        raise InvalidInput(f"seeds must be at most {_MAX_SEEDS:,}, got {count!r:.40}; use seeds=5.")
+
+
 def read_seeds(seeds: object) -> list[int]:
     """The seeds of a Python caller: an integer is the number of seeds, others are lists.
 
@@ -303,8 +297,7 @@ def read_seeds(seeds: object) -> list[int]:
             f"seeds must be how many (at least 1) or a list of which, got {seeds!r}; "
             "use seeds=5, or seeds=[0] for seed number 0."
         )
-    if count > _MAX_SEEDS:
-        raise InvalidInput(_TOO_MANY_SEEDS.format(seeds))
+    _check_number_of_seeds(count)
     meanings = {1: "one seed, 0", 2: "two seeds 0, 1", 3: "three seeds 0, 1, 2"}
     meaning = meanings.get(count, f"{count} seeds 0, 1, …, {count - 1}")
     warnings.warn(

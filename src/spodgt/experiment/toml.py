@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor, uint8
 
-from spodgt.code_references import find_file, is_reference
+from spodgt.code_references import find_file, is_reference, map_texts
 from spodgt.errors import InvalidConfig
 from spodgt.experiment.problem_recipes import PROBLEMS, Classification, ProblemRecipe, Speeches
 from spodgt.network import NETWORKS, WEIGHT_RULES, GraphFile, GraphRecipe, Network
@@ -82,23 +82,19 @@ def resolve_references(tables: Table, folder: Path) -> Table:
     run = tables.get("run")
     if not isinstance(run, Mapping):
         return tables
+
+    def resolve(text: str) -> str:
+        if ".py:" not in text or not is_reference(text):
+            return text
+        if find_file(text, Path()) is not None or find_file(text, folder) is None:
+            return text
+        return (folder / text).as_posix()
+
     resolved = dict(run)
-    if "step_size" in run:
-        resolved["step_size"] = _resolve(run["step_size"], folder)
-    if isinstance(run.get("methods"), list):
-        resolved["methods"] = [_resolve(entry, folder) for entry in run["methods"]]
+    for key in ("step_size", "methods"):
+        if key in run:
+            resolved[key] = map_texts(run[key], resolve)
     return {**tables, "run": resolved}
-
-
-def _resolve(entry: object, folder: Path) -> object:
-    """A method or a step size of a config, with the path of a file that is only in `folder`."""
-    if isinstance(entry, Mapping):
-        return {key: _resolve(value, folder) for key, value in entry.items()}
-    if not isinstance(entry, str) or ".py:" not in entry or not is_reference(entry):
-        return entry
-    if find_file(entry, Path()) is not None or find_file(entry, folder) is None:
-        return entry
-    return (folder / entry).as_posix()
 
 
 def value_of(text: str) -> Any:

@@ -178,34 +178,26 @@ def run(
         runtime: "simulator" or "distributed"; None: the latter under torchrun.
     """
     _check_options(out, resume, checkpoint_every, keep_states, callbacks)
-    with use_engine(experiment.run.engine):
+    display = _create_display(progress)
+    with use_engine(experiment.run.engine), ExitStack() as stack:
         executor = _create_executor(
-            experiment, runtime, None if out is None else RunFolder(Path(out)), keep_states
-        )
-        display = _create_display(progress)
-        report = display.show if isinstance(display, Display) else display
-        executor.settings = replace(
-            executor.settings,
-            progress=report,
-            callbacks=tuple(callbacks),
-            stopping=stop_rules(
-                experiment.run.stop_when,
-                experiment.run.keep,
-                executor.comparison.scores,
-                has_callbacks=not all(isinstance(callback, Logger) for callback in callbacks),
-            ),
+            experiment,
+            runtime,
+            None if out is None else RunFolder(Path(out)),
+            keep_states=keep_states,
             checkpoint_every=checkpoint_every,
+            callbacks=tuple(callbacks),
+            progress=display.show if isinstance(display, Display) else display,
         )
         tables = plain(executor.comparison.config)
-        with ExitStack() as stack:
-            if isinstance(display, Display):
-                stack.enter_context(display)
-                stack.enter_context(announce_compilation(display.announce_compilation))
-            for callback in callbacks:
-                if isinstance(callback, Logger) and executor.runtime.is_main:
-                    stack.enter_context(callback.logging(tables))
-            files = code_files(experiment)
-            result = executor.execute(partial(_config_text, tables, files, out), resume=resume)
+        if isinstance(display, Display):
+            stack.enter_context(display)
+            stack.enter_context(announce_compilation(display.announce_compilation))
+        for callback in callbacks:
+            if isinstance(callback, Logger) and executor.runtime.is_main:
+                stack.enter_context(callback.logging(tables))
+        files = code_files(experiment)
+        result = executor.execute(partial(_config_text, tables, files, out), resume=resume)
     _warn(result)
     return result
 
@@ -218,7 +210,14 @@ def _config_text(tables: Table, files: Mapping[str, Path], out: str | Path | Non
 
 
 def _create_executor(
-    experiment: Experiment, runtime_name: str | None, folder: RunFolder | None, keep_states: bool
+    experiment: Experiment,
+    runtime_name: str | None,
+    folder: RunFolder | None,
+    *,
+    keep_states: bool,
+    checkpoint_every: float,
+    callbacks: tuple[Callback, ...],
+    progress: Callable[[Progress], None] | None,
 ) -> Executor:
     """Draw all seeds, and choose runtime, limits and number of workers."""
     is_distributed = _is_distributed(runtime_name)
@@ -229,14 +228,28 @@ def _create_executor(
     for label, method in zip(labels(experiment.methods), experiment.methods, strict=True):
         batches[label] = [Run.of(draw, method) for draw in draws.values()]
     runtime = _create_runtime(is_distributed, device, batches, experiment.time)
+    identity = code_checksums(experiment)
+    if is_distributed or folder is not None:
+        identity = {**identify(next(iter(batches.values()))), **identity}
     rounds = experiment.rounds
+    schedule = _schedule(options, rounds, _evaluations(options, batches))
+    comparison = Comparison(batches, draws, schedule, experiment.to_dict(), identity)
     settings = ExecutionSettings(
         stop=_stop(batches, options, rounds),
-        schedule=_schedule(options, rounds, _evaluations(options, batches)),
+        schedule=schedule,
         dtype=options.torch_dtype,
         device=device,
         keep_states=keep_states,
         gradient_norm=options.gradient_norm,
+        progress=progress,
+        callbacks=callbacks,
+        stopping=stop_rules(
+            options.stop_when,
+            options.keep,
+            comparison.scores,
+            has_callbacks=not all(isinstance(callback, Logger) for callback in callbacks),
+        ),
+        checkpoint_every=checkpoint_every,
         max_state_bytes=0 if folder is None else MAX_STATE_BYTES // len(draws),
     )
     settings = replace(
@@ -244,10 +257,6 @@ def _create_executor(
         workers=count_workers(options.workers, batches, runtime, settings),
         one_thread=uses_one_thread(options.workers, batches, settings),
     )
-    identity = code_checksums(experiment)
-    if is_distributed or folder is not None:
-        identity = {**identify(next(iter(batches.values()))), **identity}
-    comparison = Comparison(batches, draws, settings.schedule, experiment.to_dict(), identity)
     return Executor(comparison, ComparisonFiles(comparison, folder), settings, runtime)
 
 

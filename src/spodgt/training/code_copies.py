@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from spodgt.code_references import helper_files
+from spodgt.code_references import helper_files, map_texts
 from spodgt.experiment.toml import Table
 from spodgt.record.run_folder import write
 
@@ -49,14 +49,8 @@ def _rename(tables: Table, copies: Mapping[str, str]) -> Table:
         problem["build"] = copies[problem["build"]]
         renamed["problem"] = problem
     run = dict(tables.get("run", {}))
-    if "step_size" in run:
-        run["step_size"] = _replace(run["step_size"], copies)
-    run["methods"] = [_replace(entry, copies) for entry in run.get("methods", [])]
+    for key in ("step_size", "methods"):
+        if key in run:
+            run[key] = map_texts(run[key], lambda text: copies.get(text, text))
     renamed["run"] = run
     return renamed
-
-
-def _replace(entry: object, copies: Mapping[str, str]) -> object:
-    if isinstance(entry, Mapping):
-        return {key: _replace(value, copies) for key, value in entry.items()}
-    return copies.get(entry, entry) if isinstance(entry, str) else entry

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from numpy.typing import ArrayLike
 
-from spodgt.code_references import is_reference
+from spodgt.code_references import is_reference, map_texts
 from spodgt.errors import InvalidInput
 from spodgt.experiment.run_options import LIMITS
 from spodgt.experiment.toml import Table, checksum
@@ -146,17 +146,9 @@ def _without_folders(facts: Table) -> Table:
     """
     renamed: Table = {}
     for key, value in facts.items():
-        renamed[_file_name(key)] = _rename_files(value)
+        renamed[_file_name(key)] = map_texts(value, _file_name)
     renamed.get("problem", {}).pop("folder", None)
     return renamed
-
-
-def _rename_files(value: object) -> object:
-    if isinstance(value, Mapping):
-        return {str(key): _rename_files(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_rename_files(item) for item in value]
-    return _file_name(value) if isinstance(value, str) else value
 
 
 def _file_name(text: str) -> str:
