@@ -67,12 +67,13 @@ class Cell:
         """The cell as a job of an executor."""
         return Job(self.name, self.experiment.to_dict(), str(self.folder), save_every, workers)
 
-    def record(self, error: str = "") -> CellRecord:
-        """The cell as part of the sweep's record; `error` is the reason if it failed."""
+    def record(self, errors: Mapping[str, str]) -> CellRecord:
+        """The cell as part of the sweep's record; `errors` are those of failed cells, by name."""
         seconds = None
         with contextlib.suppress(OSError, ValueError, KeyError):
             summary = json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))
             seconds = summary["seconds"]
+        error = errors.get(self.name, "")
         return CellRecord(self.name, self.keys, self.folder, self.complete, seconds, error)
 
 
@@ -166,18 +167,17 @@ def run(
         check(spec)
     failures = _FailureCollector(on_event)
     with exclusive(folder), sigterm_as_interrupt():
-        all_portable = all(is_portable(cell.experiment) for cell in pending)
-        pool = _create_executor(pending, backend, workers, all_portable)
+        pool, jobs = _create_executor(pending, backend, workers, save_every)
         try:
             for cell in outdated:  # deleted only after all checks
                 shutil.rmtree(cell.folder, ignore_errors=True)
             _write_source(spec, folder)
-            for cell in pending:
-                pool.submit(cell.job(save_every, None if all_portable else workers))
+            for job in jobs:
+                pool.submit(job)
             pool.wait(failures)
         finally:
             pool.close()
-            record = _record(spec, [cell.record(failures.reason(cell)) for cell in cells])
+            record = _record(spec, [cell.record(failures.errors) for cell in cells])
             record.write(folder)
     return record
 
@@ -195,10 +195,6 @@ class _FailureCollector:
         if self.on_event is not None:
             self.on_event(event)
 
-    def reason(self, cell: Cell) -> str:
-        """Why the cell failed; empty if it did not."""
-        return self.errors.get(cell.name, "")
-
 
 def _cells_started_before(cells: list[Cell], time: float | None) -> list[Cell]:
     if time is None:
@@ -207,12 +203,14 @@ def _cells_started_before(cells: list[Cell], time: float | None) -> list[Cell]:
 
 
 def _create_executor(
-    pending: list[Cell], backend: str, workers: int | None, is_portable: bool
-) -> JobExecutor:
-    """An executor of the backend, or of this process for cells that hold its objects."""
-    if not is_portable:
-        return Inline({cell.name: cell.experiment for cell in pending})
-    return executor(backend, min(workers or cores(), max(1, len(pending))))
+    pending: list[Cell], backend: str, workers: int | None, save_every: float
+) -> tuple[JobExecutor, list[Job]]:
+    """An executor of the backend, or of this process for cells that hold its objects; the jobs."""
+    if all(is_portable(cell.experiment) for cell in pending):
+        jobs = [cell.job(save_every) for cell in pending]
+        return executor(backend, min(workers or cores(), max(1, len(pending)))), jobs
+    jobs = [cell.job(save_every, workers) for cell in pending]
+    return Inline({cell.name: cell.experiment for cell in pending}), jobs
 
 
 def _check_execution(workers: int | None, save_every: float) -> None:
