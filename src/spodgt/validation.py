@@ -173,6 +173,22 @@ def choices(word: object, allowed: Iterable[str]) -> str:
     return f"choose from {', '.join(allowed) or 'nothing'}."
 
 
+def check_choice(key: str, value: object, allowed: Iterable[object], owner: str) -> None:
+    """Raise `InvalidInput` if a value is not one of those that `owner` has.
+
+    Args:
+        key: The argument or option.
+        value: Its value.
+        allowed: The possible values.
+        owner: What has these, such as "this run".
+    """
+    allowed = list(allowed)
+    if value not in allowed:
+        raise InvalidInput(
+            f"{key}={value!r} is not one of {owner}; choose from {', '.join(map(str, allowed))}."
+        )
+
+
 def reject_unknown_keys(table: Mapping[str, object], allowed: Iterable[str], where: str) -> None:
     """Raise `InvalidConfig` if a table has a key that is not allowed."""
     allowed = list(allowed)
@@ -212,17 +228,23 @@ def _describe(invalid: ValidationError, cls: Any, where: str = "") -> str:
             return _unknown_key(key, error["input"], list(fields), where or cls.__name__)
     error = errors[0]
     key = _field_name(error, list(fields))
-    prefix = f"{where}." if where and key in fields else ""
-    if error["type"] == "value_error":  # raised by a validator, with a complete message
-        return f"{prefix}{error['ctx']['error']}"
-    if key not in fields:
+    if key not in fields:  # an error of the whole recipe
+        if error["type"] == "value_error":
+            return str(error["ctx"]["error"])
         return f"{cls.__name__} takes {', '.join(fields)}, got {error['input']!r}."
-    field = _FieldDoc(key, fields[key], in_toml=bool(where))
+    message = _describe_field(error, _FieldDoc(key, fields[key], in_toml=bool(where)))
+    return f"{where}.{message}" if where else message
+
+
+def _describe_field(error: ErrorDetails, field: _FieldDoc) -> str:
+    """One sentence about an invalid field."""
+    if error["type"] == "value_error":  # raised by a validator, with a complete message
+        return str(error["ctx"]["error"])
     if error["type"] == "missing":
-        return f"{prefix}{key} is missing; add {field.assignment()}."
-    if where and error["type"].endswith("_type"):
-        return prefix + field.wrong_type(error["input"])
-    return prefix + field.wrong_value(error["input"])
+        return f"{field.key} is missing; add {field.assignment()}."
+    if field.in_toml and error["type"].endswith("_type"):
+        return field.wrong_type(error["input"])
+    return field.wrong_value(error["input"])
 
 
 def _field_name(error: ErrorDetails, names: list[str]) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -208,6 +209,13 @@ def _exit_at_once(*_: object) -> None:
 def print_message(text: str) -> None:
     """Print an error, a warning or a remark to standard error."""
     print(f"spodgt: {text}", file=sys.stderr)
+
+
+def numbered_folders(folder: Path) -> Iterator[Path]:
+    """FOLDER, FOLDER-2, FOLDER-3, … without end."""
+    yield folder
+    for number in count(2):
+        yield folder.with_name(f"{folder.name}-{number}")
 
 
 def parse_seed(text: str) -> int:

@@ -6,10 +6,10 @@ import json
 import math
 import re
 import sys
-from collections.abc import Hashable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,6 +30,7 @@ from spodgt.cli.app import (
     fast_imports,
     flag,
     load_experiment,
+    numbered_folders,
     plain_table,
     print_message,
     text_option,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
     from spodgt.experiment import Experiment
     from spodgt.record import Record
+    from spodgt.training.api import ProgressOption
     from spodgt.training.result import Result
 
 _RUNS = Path("runs")
@@ -138,45 +140,44 @@ def _print_results(result: Result, folder: Path, output: OutputOptions, console:
 def _run(
     experiment: Experiment, folder: Path, output: OutputOptions, console: Console, is_main: bool
 ) -> Result:
-    """Run the experiment, with progress bars unless the output is JSON."""
+    """Run the experiment; only the main process checks, shows and logs."""
     from spodgt import figures, training
-    from spodgt.engine import announce_compilation
     from spodgt.experiment import value_of
     from spodgt.training.loggers import TensorBoard
-    from spodgt.training.progress import create_display
 
     if output.resume and is_main:
         _check_resume(folder)
-    display = None
-    announce = _announce_nothing
-    if is_main and not output.quiet:
-        announce = _print_compilation
-    if is_main and not output.as_json and not output.quiet:
-        display = create_display(console)
-        announce = display.announce_compilation
-    figures.preload()
     callbacks = []
     if output.tensorboard and is_main:
         callbacks.append(TensorBoard(folder / "tensorboard"))
-    with no_divergence_warnings(), display or nullcontext(), announce_compilation(announce):
+    is_shown = is_main and not output.quiet
+    figures.preload()
+    with no_divergence_warnings(), _display(console, output.as_json, is_shown) as progress:
         return training.run(
             experiment,
             out=folder,
             resume=output.resume,
             checkpoint_every=value_of(output.checkpoint_every),
-            progress=display.show if display else False,
+            progress=progress,
             callbacks=callbacks,
         )
 
 
-def _print_compilation() -> None:
-    from spodgt.training.progress import COMPILING
+@contextmanager
+def _display(console: Console, as_json: bool, is_shown: bool) -> Iterator[ProgressOption]:
+    """Display the progress and compilations in this block; beside JSON, compilations only."""
+    from spodgt.engine import announce_compilation
+    from spodgt.training.progress import COMPILING, create_display
 
-    print(COMPILING, file=sys.stderr)
-
-
-def _announce_nothing() -> None:
-    """On processes other than the main one."""
+    if not is_shown:
+        yield False
+    elif as_json:
+        with announce_compilation(partial(print, COMPILING, file=sys.stderr)):
+            yield False
+    else:
+        display = create_display(console)
+        with display, announce_compilation(display.announce_compilation):
+            yield display.show
 
 
 def _check_resume(folder: Path) -> None:
@@ -215,8 +216,7 @@ def free_folder(parent: Path, name: str, resume: bool) -> Path:
     from spodgt.record.run_folder import RUN, other_kind
 
     last_run = None
-    for number in count(1):
-        folder = parent / (name if number == 1 else f"{name}-{number}")
+    for folder in numbered_folders(parent / name):
         if other_kind(folder, RUN) is not None:
             continue
         if not (folder / "config.toml").exists():

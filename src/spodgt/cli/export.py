@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from spodgt.cli.app import JsonOption, app, flag
 from spodgt.errors import InvalidInput
-
-if TYPE_CHECKING:
-    from spodgt.record import Record
 
 
 @app.command(
@@ -45,10 +42,15 @@ def export(
     from spodgt.record import Record
     from spodgt.record.models import BEST, RUNNING_MEAN, read_model
     from spodgt.record.run_folder import write
+    from spodgt.validation import check_choice
 
     record = Record.read(folder)
-    method = _choose_method(record, method)
-    seed = _choose_seed(record, seed)
+    method = _choose_method(record.methods, method)
+    seeds: list[int] = record.frame["seed"].unique().tolist()
+    if seed is None:
+        seed = seeds[0]
+    check_choice("--method", method, record.methods, "this run")
+    check_choice("--seed", seed, seeds, "this run")
     if file.suffix != ".safetensors":
         raise InvalidInput(f"FILE={str(file)!r} must end in .safetensors; use model.safetensors.")
     number = None
@@ -80,27 +82,12 @@ def export(
     print(json.dumps(facts))
 
 
-def _choose_method(record: Record, method: str | None) -> str:
-    methods = record.methods
-    if method is None and len(methods) == 1:
-        return methods[0]
-    if method is None:
+def _choose_method(methods: list[str], method: str | None) -> str:
+    """The method given, or the only one."""
+    if method is not None:
+        return method
+    if len(methods) > 1:
         raise InvalidInput(
             f"--method is required, because the run has several; choose from {', '.join(methods)}."
         )
-    if method not in methods:
-        raise InvalidInput(
-            f"--method={method!r} is not one of this run; choose from {', '.join(methods)}."
-        )
-    return method
-
-
-def _choose_seed(record: Record, seed: int | None) -> int:
-    seeds = [int(value) for value in record.frame["seed"].unique()]
-    if seed is None:
-        return seeds[0]
-    if seed not in seeds:
-        raise InvalidInput(
-            f"--seed={seed} is not one of this run; choose from {', '.join(map(str, seeds))}."
-        )
-    return seed
+    return methods[0]

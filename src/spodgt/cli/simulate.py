@@ -6,7 +6,6 @@ import json
 import shutil
 import time
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,13 +20,14 @@ from spodgt.cli.app import (
     SetOption,
     app,
     load_experiment,
+    numbered_folders,
     parse_seed,
     plain_table,
     print_message,
     text_option,
 )
 from spodgt.cli.option_groups import with_option_groups
-from spodgt.cli.peer.app import peer_extra
+from spodgt.cli.peer.app import DEFAULT_CONFIG, peer_extra
 from spodgt.errors import Failed, InvalidInput
 
 if TYPE_CHECKING:
@@ -37,12 +37,7 @@ if TYPE_CHECKING:
 _RUNS = Path("runs")
 _REPORT = "report.html"
 _LINE_SECONDS = 10.0  # between two lines of progress where there is no terminal
-_DEFAULTS: dict[str, object] = {  # without --config
-    "run.methods": ["spod-gt-memory"],
-    "network.kind": "exponential",
-    "network.clients": 4,
-    "participation.kind": "always",
-}
+_DEFAULT_CLIENTS = 4
 
 
 @dataclass(frozen=True)
@@ -102,7 +97,7 @@ def simulate(
         from spodgt.sites.simulate import SiteProcesses, prepare
         from spodgt.sites.simulation_report import SimulationResult, write_report
 
-    changes = {} if config else dict(_DEFAULTS)
+    changes = {} if config else DEFAULT_CONFIG | {"network.clients": _DEFAULT_CLIENTS}
     experiment = load_experiment(config, changes | sites.config_changes())
     folder = _free_folder(out, script.stem)
     run = prepare(script, arguments or [], folder, experiment)
@@ -142,11 +137,7 @@ def _free_folder(out: Path | None, stem: str) -> Path:
         if out.exists():
             raise InvalidInput(f"{out} exists already; give another folder with --out.")
         return out
-    for number in count(1):
-        folder = _RUNS / (stem if number == 1 else f"{stem}-{number}")
-        if not folder.exists():
-            return folder
-    raise AssertionError("unreachable")
+    return next(folder for folder in numbered_folders(_RUNS / stem) if not folder.exists())
 
 
 class _Progress:

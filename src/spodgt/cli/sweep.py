@@ -7,7 +7,6 @@ import os
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn, TypedDict
 
@@ -23,6 +22,7 @@ from spodgt.cli.app import (
     app,
     fast_imports,
     flag,
+    numbered_folders,
     plain_table,
     print_message,
 )
@@ -255,12 +255,10 @@ def _free_sweep_folder(name: str) -> Path:
     """The first of runs/NAME, runs/NAME-2, … without other results, finished or not."""
     from spodgt.record.run_folder import SWEEP, other_kind
 
-    folder = Path("runs") / name
-    for number in count(2):
-        if other_kind(folder, SWEEP) is None and not (folder / "config.toml").exists():
-            break
-        folder = Path("runs") / f"{name}-{number}"
-    return folder
+    def is_free(folder: Path) -> bool:
+        return other_kind(folder, SWEEP) is None and not (folder / "config.toml").exists()
+
+    return next(filter(is_free, numbered_folders(Path("runs") / name)))
 
 
 def _list_experiments(as_json: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -12,12 +12,14 @@ from torch import Tensor, nn
 from spodgt import figures
 from spodgt.errors import InvalidInput
 from spodgt.figures import FigureStyle
+from spodgt.network import Network
 from spodgt.network.names import client_number
 from spodgt.problems.protocols import HasModel
 from spodgt.record.models import MAX_MODEL_BYTES
 from spodgt.record.record import Record
 from spodgt.runtimes.world import Draw
 from spodgt.tensors import mean
+from spodgt.validation import check_choice
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,13 +86,9 @@ class Result(Record):
         self, method: str | None, seed: int | None, client: int | str, *, best: bool
     ) -> tuple[HasModel, Tensor]:
         """The problem of a run, and its trained model."""
-        names = self.methods
-        if method is None and len(names) == 1:
-            (method,) = names
-        if method not in names:
-            raise InvalidInput(
-                f"method={method!r} is not one of this result; choose from {', '.join(names)}."
-            )
+        if method is None and len(self.methods) == 1:
+            (method,) = self.methods
+        check_choice("method", method, self.methods, "this result")
         draw = self._draw(seed)
         problem = draw.problem
         if not isinstance(problem, HasModel):
@@ -98,26 +96,22 @@ class Result(Record):
                 f"problem must have a torch module to give a model, got {type(problem).__name__}; "
                 "use spodgt.Learning."
             )
-        models = (self.best_models if best else self.models).get((str(method), draw.seed))
-        if models is None and best:
+        models = self._models_of_run(str(method), draw.seed, best=best)
+        return problem, _select_model(models, draw.network, client)
+
+    def _models_of_run(self, method: str, seed: int, *, best: bool) -> Tensor:
+        """(clients, columns) the last or the best models of a run."""
+        models = (self.best_models if best else self.models).get((method, seed))
+        if models is not None:
+            return models
+        if best:
             raise InvalidInput(
                 f"best=True needs the best model of {method}, which was not kept; "
                 'train with keep="best".'
             )
-        if models is None:
-            raise InvalidInput(
-                f"{method} (seed {draw.seed}) has no model: it was not started; run it again."
-            )
-        if client == "average":
-            return problem, mean(models)
-        network = draw.network
-        number = client_number(client, network.names, network.clients, "client")
-        if len(models) < network.clients:
-            raise InvalidInput(
-                f"client={client} is not there: clients' models of more than "
-                f'{MAX_MODEL_BYTES // 2**20} MiB are not kept; use client="average".'
-            )
-        return problem, models[number]
+        raise InvalidInput(
+            f"{method} (seed {seed}) has no model: it was not started; run it again."
+        )
 
     def _draw(self, seed: int | None) -> Draw:
         """The draw of a seed; the first if None."""
@@ -128,7 +122,7 @@ class Result(Record):
             )
         if seed is None:
             return next(iter(self.draws.values()))
-        _check_seed(seed, self.draws)
+        check_choice("seed", seed, self.draws, "this result")
         return self.draws[seed]
 
     @overload
@@ -198,11 +192,7 @@ class Result(Record):
         if methods is None:
             return self.frame
         for label in methods:
-            if label not in self.methods:
-                raise InvalidInput(
-                    f"methods={label!r} is not one of this result; "
-                    f"choose from {', '.join(self.methods)}."
-                )
+            check_choice("methods", label, self.methods, "this result")
         return self.frame[self.frame["method"].isin(list(methods))]
 
     def plot_network(self, path: str | Path, seed: int | None = None) -> Path:
@@ -216,15 +206,21 @@ class Result(Record):
         networks = self.drawn()
         if seed is None:
             seed = next(iter(networks))
-        _check_seed(seed, networks)
+        check_choice("seed", seed, networks, "this result")
         network = networks[seed]
         title = f"seed {seed}"
         figure = figures.draw_network(network, network.p, network.p_hat, title=title)
         return figures.save(figure, Path(path))
 
 
-def _check_seed(seed: int, known: Iterable[int]) -> None:
-    if seed not in known:
+def _select_model(models: Tensor, network: Network, client: int | str) -> Tensor:
+    """The model of a client, or the average model."""
+    if client == "average":
+        return mean(models)
+    number = client_number(client, network.names, network.clients, "client")
+    if len(models) < network.clients:
         raise InvalidInput(
-            f"seed={seed!r} is not one of this result; choose from {', '.join(map(str, known))}."
+            f"client={client} is not there: clients' models of more than "
+            f'{MAX_MODEL_BYTES // 2**20} MiB are not kept; use client="average".'
         )
+    return models[number]

@@ -21,6 +21,11 @@ app.add_typer(peer_app, name="peer")
 RunOption = Annotated[Path, typer.Option("--run", help="The run's folder.")]
 DaysOption = Annotated[float, typer.Option(help="Number of days the certificate is valid.")]
 DEFAULT_RUN = Path("peers")
+DEFAULT_CONFIG: dict[str, object] = {  # without --config
+    "run.methods": ["spod-gt-memory"],
+    "network.kind": "exponential",
+    "participation.kind": "always",
+}
 DEFAULT_DAYS = 30.0
 
 _EXTRA_MODULES = ("grpc", "google", "cryptography", "prometheus_client")

@@ -12,6 +12,7 @@ import typer
 from spodgt.cli.app import ConfigOption, ConfigOptions, JsonOption, SetOption, load_experiment
 from spodgt.cli.option_groups import TextOption, with_option_groups
 from spodgt.cli.peer.app import (
+    DEFAULT_CONFIG,
     DEFAULT_DAYS,
     DEFAULT_RUN,
     DaysOption,
@@ -27,12 +28,7 @@ from spodgt.peer.options import Deployment
 if TYPE_CHECKING:
     from spodgt.peer.membership.manifest import Manifest
 
-_DEFAULTS: dict[str, object] = {  # without --config
-    "run.methods": ["spod-gt-memory"],
-    "network.kind": "exponential",
-    "network.clients": 5,
-    "participation.kind": "always",
-}
+_DEFAULT_CLIENTS = 5
 _TEXT_OPTIONS = {
     "names": TextOption(split_commas),
     "addresses": TextOption(split_commas),
@@ -79,7 +75,7 @@ def peer_init(
     _check_participation(assign or [], deployment)
     changes: dict[str, object] = {}
     if config is None:
-        changes |= _DEFAULTS
+        changes |= DEFAULT_CONFIG
         if clients is None:
             clients = _number_of_clients(deployment)
     if clients is not None:
@@ -120,12 +116,9 @@ def _check_participation(assignments: list[str], deployment: Deployment) -> None
             )
 
 
-def _number_of_clients(deployment: Deployment) -> int | None:
-    """The number of names or addresses, if any are given."""
-    for values in (deployment.names, deployment.addresses):
-        if values:
-            return len(values)
-    return None
+def _number_of_clients(deployment: Deployment) -> int:
+    """The number of names or addresses, or the default."""
+    return len(deployment.names or deployment.addresses or ()) or _DEFAULT_CLIENTS
 
 
 def _print_manifest(run: Path, manifest: Manifest, as_json: bool) -> None:
