@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import field
 from numbers import Integral
 from typing import Annotated, Any, TypedDict
@@ -115,7 +115,7 @@ def _check_layers(value: object) -> object:
     return value
 
 
-def _one_of(allowed: Iterable[str | None], fix: str) -> BeforeValidator:
+def _one_of(allowed: Collection[str | None], fix: str) -> BeforeValidator:
     """Validator of a field with few possible values; `fix` ends its error message."""
 
     def check(value: object, info: ValidationInfo) -> object:
