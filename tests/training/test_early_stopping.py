@@ -233,6 +233,7 @@ def test_ctrl_c_gives_a_result_with_models(workers: int, tmp_path: Path) -> None
 
 def test_a_callback_that_fails_at_the_last_evaluations_loses_nothing(tmp_path: Path) -> None:
     """Rows of evaluations in the background arrive when the method has ended."""
+    pytest.importorskip("tensorboard", reason="pip install 'spodgt[tensorboard]'")
 
     class Logger(spodgt.loggers.TensorBoard):
         def __call__(self, row: Any) -> None:
