@@ -176,7 +176,8 @@ def test_the_example_of_a_method_makes_it(name: str) -> None:
 def test_every_argument_is_described(name: Name) -> None:
     if not getattr(name.value, "_is_protocol", False):
         assert not undescribed(name.value)
-    for member, value in vars(name.value).items() if inspect.isclass(name.value) else ():
+    members: dict[str, Any] = dict(vars(name.value)) if inspect.isclass(name.value) else {}
+    for member, value in members.items():
         function = getattr(value, "__func__", value)
         if inspect.isfunction(function) and function.__doc__ and not member.startswith("_"):
             missing = [
