@@ -115,33 +115,36 @@ def resolve(path: str) -> Any:
     return value
 
 
-def documented(value: Any) -> str:
-    """Texts that describe the arguments: docstrings, and comments after fields."""
+def docstrings(value: Any) -> str:
+    """The docstrings that describe the arguments of a function, or of the constructor of a class."""
     texts = [inspect.getdoc(value) or ""]
-    if inspect.isclass(value):
-        for cls in value.__mro__[:-1]:
-            if cls.__module__.startswith("spodgt"):
-                texts += [cls.__doc__ or "", cls.__init__.__doc__ or "", inspect.getsource(cls)]
+    for cls in own_classes(value):
+        constructor = vars(cls).get("__init__")
+        texts += [inspect.getdoc(cls) or "", inspect.getdoc(constructor) or ""]
     if "those of `compare`" in texts[0]:
         texts.append(inspect.getdoc(spodgt.compare) or "")
     return "\n".join(texts)
 
 
+def own_classes(value: Any) -> list[type[Any]]:
+    """A class and its bases, those of this package only."""
+    bases = value.__mro__ if inspect.isclass(value) else ()
+    return [cls for cls in bases if cls.__module__.startswith("spodgt")]
+
+
 def undescribed(value: Any) -> list[str]:
-    """Arguments without a description."""
-    text = documented(value)
+    """Arguments without a description: in a docstring, or in a comment after the field."""
+    text = docstrings(value)
+    source = "\n".join(inspect.getsource(cls) for cls in own_classes(value))
     missing = []
-    for name, parameter in inspect.signature(value).parameters.items():
+    for name in inspect.signature(value).parameters:
         if name == "self" or name.startswith("_"):
             continue
-        has_entry = re.search(rf"^ +(?:\*\*)?{name}: \S", inspect.getdoc(value) or "", re.M)
-        has_entry = has_entry or re.search(
-            rf"^ +(?:[\w, ]+, )?{name}(?:, [\w, ]+)?: [A-Za-z(\"]", text, re.M
-        )
-        has_comment = re.search(rf"^ +{name}: .*  # \S", text, re.M)
-        in_words = not inspect.isclass(value) and re.search(rf"`{name}`|\b{name}\b", text)
+        has_entry = re.search(rf"^ *(?:[\w, ]+, )?{name}(?:, [\w, ]+)?: \S", text, re.M)
+        has_comment = re.search(rf"^ +{name}: .*  # \S", source, re.M)
+        in_words = not inspect.isclass(value) and re.search(rf"\b{name}\b", text)
         if not (has_entry or has_comment or in_words):
-            missing.append(f"{name} of {parameter.kind.description}")
+            missing.append(name)
     return missing
 
 

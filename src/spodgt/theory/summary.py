@@ -129,8 +129,7 @@ class TheorySummary:
     corrected_bound: float | Infeasible  # on the mean of E|∇F|²
     model: QuadraticModel  # on which the dynamics are computed
     outlooks: tuple[Outlook, ...]  # empty if there are too many clients
-    # |mean (p_i/p̄ - 1) ∇F_i| over the root mean square of the |∇F_i|, at the last point
-    gradient_bias: float
+    gradient_bias: float  # |mean (p_i/p̄ - 1) ∇F_i| over the RMS of the |∇F_i|, last point
 
     @property
     def conditions(self) -> dict[Variant, list[Condition]]:
