@@ -884,5 +884,21 @@ def test_a_certificate_with_a_damaged_key_is_refused_in_one_sentence(tmp_path: P
     der[der.index(b"\x03\x42\x00\x04") + 20] ^= 1  # the point is not on the curve any more
     text = base64.encodebytes(bytes(der)).decode()
     (home / "cert.pem").write_text(f"{first}\n{text}{last}\n")
-    with pytest.raises(InvalidInput, match="do not belong to each other"):
+    with pytest.raises(InvalidInput, match="holds no whole certificate"):
         Peer(home, "p0", Options(durability="process"))
+
+
+@pytest.mark.filterwarnings("ignore:Parsed a serial number")
+@pytest.mark.parametrize("part", ["certificate", "authority", "key"])
+def test_identity_with_any_flipped_bit_is_good_or_refused_in_one_sentence(part: str) -> None:
+    whole = certificates.issue(*certificates.create_authority("run"), "p0")
+    data = getattr(whole, part)
+    refused = 0
+    for bit in range(8 * len(data)):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        try:
+            certificates.check(replace(whole, **{part: bytes(damaged)}))
+        except InvalidInput:
+            refused += 1
+    assert refused > 4 * len(data)

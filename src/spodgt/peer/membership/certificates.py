@@ -24,6 +24,12 @@ OBSERVER = "observer"  # name in certificates for requests of status; no client 
 _CA_DAYS = 3650
 _SKEW = timedelta(minutes=5)  # clocks of honest hosts differ a little
 _PEM = serialization.Encoding.PEM
+_DAMAGE = (  # what reading a damaged certificate raises
+    ValueError,
+    UnsupportedAlgorithm,
+    x509.DuplicateExtension,
+    x509.InvalidVersion,
+)
 
 
 @dataclass(frozen=True)
@@ -67,8 +73,8 @@ class Identity:
 def certificate_name(folder: Path) -> str:
     """The name in a folder's certificate; "" if there is none."""
     try:
-        names = _names(x509.load_pem_x509_certificate((folder / "cert.pem").read_bytes()))
-    except (OSError, ValueError):
+        names = _names(_certificate((folder / "cert.pem").read_bytes(), "cert.pem"))
+    except (OSError, InvalidInput):
         return ""
     return names[0] if len(names) == 1 else ""
 
@@ -134,13 +140,13 @@ def check(identity: Identity, now: float | None = None) -> None:
         raise InvalidInput(
             f"{subject} begins on {begin:%Y-%m-%d %H:%M} UTC, but {clock}; set the clock."
         )
-    if _public_key(certificate) != key.public_key():
+    if certificate.public_key() != key.public_key():
         raise InvalidInput(
             f"key.pem and cert.pem of {identity.name} do not belong to each other; {fix}."
         )
     try:
         certificate.verify_directly_issued_by(authority)
-    except (InvalidSignature, ValueError, TypeError):
+    except (InvalidSignature, ValueError, TypeError, UnsupportedAlgorithm):
         raise InvalidInput(f"{subject} is from another authority; {fix}.") from None
 
 
@@ -179,21 +185,21 @@ def _names(certificate: x509.Certificate) -> list[str]:
 
 
 def _certificate(pem: bytes, file: str, fix: str = "copy it again") -> x509.Certificate:
-    """The certificate in a file; a file that was cut off or holds something else is refused."""
+    """The certificate in a file; a file that is damaged or holds something else is refused.
+
+    Parts of a certificate are parsed when they are read first, so all that are used later are read here.
+    """
     try:
-        return x509.load_pem_x509_certificate(pem)
-    except ValueError:
+        certificate = x509.load_pem_x509_certificate(pem)
+        _names(certificate)
+        certificate.public_key()
+        for part in ("subject", "issuer", "not_valid_before_utc", "not_valid_after_utc"):
+            getattr(certificate, part)
+    except _DAMAGE:
         raise InvalidInput(
             f"{file} holds no whole certificate, but {len(pem)} bytes; {fix}."
         ) from None
-
-
-def _public_key(certificate: x509.Certificate) -> object:
-    """The key in a certificate; None if it is damaged."""
-    try:
-        return certificate.public_key()
-    except (ValueError, UnsupportedAlgorithm):
-        return None
+    return certificate
 
 
 def _private(pem: bytes, file: str, fix: str = "copy it again") -> ec.EllipticCurvePrivateKey:
