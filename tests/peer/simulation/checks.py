@@ -89,7 +89,12 @@ class Checks:
     def lost_state(self, name: str, epoch: int = 0) -> None:
         """A disk was set back or lost: its owner may know less than it has sent, until a later epoch."""
         known = [state.epoch for state in self.states.values()]
-        self.set_back[name] = max([epoch, *known])
+        self.set_back[name] = max([epoch, self.set_back.get(name, 0), *known])
+
+    def clone_ended(self, name: str, epoch: int) -> None:
+        """No second process sends in the name of a client any more; the last epoch of it is given."""
+        self.set_back.pop(name, None)
+        self.lost_state(name, epoch)
 
     def committed(self, name: str, state: State) -> None:
         self.commits += 1

@@ -331,7 +331,7 @@ class Cluster:
             process = PeerProcess(self, host, options, is_clone=True)
         except SpodgtError as error:
             self.checks.note(f"clone of {name} ended: {error}")
-            self.checks.lost_state(name)
+            self.checks.clone_ended(name, 0)
             return
         self.clones[name] = process
         process.spawn(process.drive()).add_done_callback(
@@ -343,7 +343,7 @@ class Cluster:
         process = self.clones.pop(name, None)
         if process is not None:
             process.kill()
-            self.checks.lost_state(name, process.peer.node.state.epoch)
+            self.checks.clone_ended(name, process.peer.node.state.epoch)
 
     def copy_disks(self) -> None:
         """Keep copies of all disks, for faults that set one back."""
