@@ -419,6 +419,19 @@ def test_run_takes_the_execution_options_of_compare() -> None:
     assert set(arguments) - {"experiment"} == set(ExecutionOptions.__annotations__)
 
 
+@pytest.mark.parametrize("option", ["step_size", "momentum"])
+def test_compare_names_the_place_of_an_option_of_methods(option: str) -> None:
+    sentence = f'set it for each method: spodgt.method("spod-gt", {option}=0.1).'
+    with pytest.raises(InvalidInput, match=re.escape(sentence)):
+        spodgt.compare(
+            ["spod-gt"],
+            Quadratic.random(3, 2),
+            spodgt.graphs.Ring(3),
+            rounds=1,
+            **{option: 0.1},  # type: ignore[arg-type]
+        )
+
+
 @pytest.mark.parametrize("function", ["compare", "sweep", "tune"])
 def test_compare_sweep_and_tune_reject_unknown_options(function: str) -> None:
     options: dict[str, Any] = {"grid": {"step_size": [0.1]}} if function == "sweep" else {}

@@ -618,3 +618,11 @@ def test_a_wrong_partition_is_told_of_one_that_exists() -> None:
     with pytest.raises(InvalidInput, match=r"use spodgt\.problems\.data\.IID\(\)"):
         spodgt.Learning.partitioned(nn.Linear(784, 10), ENTROPY, data, clients=2, partition="iid")  # type: ignore[arg-type]
     assert spodgt.problems.data.IID().split(data.train.targets, 2, 0)
+
+
+def test_read_only_arrays_as_of_pandas_are_copied_without_a_warning() -> None:
+    inputs = np.ones((4, 2), np.float32)
+    targets = np.array([0, 1, 0, 1])
+    for array in (inputs, targets):
+        array.flags.writeable = False
+    spodgt.Learning(nn.Linear(2, 2), ENTROPY, [(inputs, targets)] * 2)  # warnings are errors

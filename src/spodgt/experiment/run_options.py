@@ -40,6 +40,7 @@ DEFAULT_DELAY = 5000.0
 MAX_ROUNDS = 2**53  # a float holds larger numbers inexactly
 _MAX_SEEDS = 1_000_000
 _DTYPES = ("float32", "float64")
+_FIELDS_OF_METHODS = ("step_size", *LAYERS)  # given to `method`, not to `compare`
 LIMITS = ("rounds", "epochs", "delay", "seconds")  # keys that end runs
 
 
@@ -83,6 +84,11 @@ def reject_unknown_options(
     """Raise for keyword arguments that are not options of a function."""
     known = list(known)
     for name, value in options.items():
+        if name in _FIELDS_OF_METHODS and name not in known:
+            raise InvalidInput(
+                f"{name}={value!r:.60} is not an option of {function}; set it for each method: "
+                f'spodgt.method("spod-gt", {name}={value!r:.60}).'
+            )
         if name not in known:
             raise InvalidInput(
                 f"{name}={value!r:.60} is not an option of {function}; {choices(name, known)}"

@@ -255,6 +255,8 @@ def _stack_pairs(samples: Sequence[object], client_label: str) -> Samples | None
 def _to_tensor(value: object, client_label: str) -> Tensor:
     if isinstance(value, Tensor):
         return value
+    if isinstance(value, np.ndarray) and not value.flags.writeable:
+        value = value.copy()  # arrays of pandas are read-only, of which torch warns
     try:
         return torch.as_tensor(value)
     except TypeError as error:
