@@ -288,6 +288,23 @@ def test_mistakes_are_one_sentence_and_exit_code_2(
     assert "Traceback" not in text
 
 
+@pytest.mark.parametrize(
+    ("addresses", "sentence"),
+    [
+        ("none,none", "joins two clients without an address, so neither can reach the other; give"),
+        ("10.0.0.1,10.0.0.2", "below 65536, got '10.0.0.1'; use for example 10.0.0.1:7000."),
+        ("10.0.0.1:7000", "addresses must be 2, one per client, got 1; give 2 separated by commas"),
+    ],
+)
+def test_addresses_that_cannot_work_are_refused_with_the_fix(
+    addresses: str, sentence: str, cli: Cli
+) -> None:
+    options = ["--clients", "2", "--set", "problem.kind=quadratic", "--addresses", addresses]
+    code, _, err = cli("peer", "init", *options)
+    assert code == 2
+    assert sentence in err
+
+
 def test_init_issue_audit_by_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,7 +318,11 @@ def test_init_issue_audit_by_command(
     )
     assert code == 0
     assert json.loads(text)["clients"] == ["p0", "p1", "p2"]
-    assert call("issue", "all", "--run", run)[0] == 0
+    code, text = call("issue", "all", "--run", run)
+    assert code == 0
+    assert text.endswith(
+        f"next: copy each folder to its host, and run spodgt peer start NAME --run {run} there\n"
+    )
     for name in ("p0", "p1", "p2"):
         Peer(Path(run) / name, name, Options(durability="process", rounds=5)).run()
     code, text = call("audit", *(f"{run}/p{i}" for i in range(3)), "--json")
@@ -707,6 +728,10 @@ def test_what_a_peer_has_done_is_shown(run: Path) -> None:
     assert "local round 21" in shown
     assert "incarnation 1, manifest 1, epoch 0" in shown
     assert "p0 → p1" in shown
+    row = json.loads((home / "status.json").read_text())
+    for has_ended in (False, True):
+        console.print(overview([{**row, "has_ended": has_ended}]))
+        assert console.export_text().count("ended") == has_ended
 
 
 def test_a_running_mean_is_scored_shown_and_exported(tmp_path: Path, cli: Cli) -> None:

@@ -323,7 +323,8 @@ def test_folders_are_read_and_the_two_culprits_are_named(run: Path) -> None:
     with pytest.raises(InvalidInput, match="no client was found"):
         WatchedRun([str(run.parent)])
     with pytest.raises(
-        InvalidInput, match=r"10\.0\.0\.1:7 must be asked over the network; give --identity"
+        InvalidInput,
+        match=r"10\.0\.0\.1:7 is no folder here, so it is requested .* needs --identity",
     ):
         WatchedRun(["10.0.0.1:7"])
     with pytest.raises(

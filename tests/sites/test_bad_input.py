@@ -19,7 +19,10 @@ from spodgt.peer.membership.run_folders import audit_folders
 from spodgt.peer.protocol.client_state import state_from
 from spodgt.peer.storage import state_store
 from spodgt.sites.api import join
+from spodgt.sites.layout import model_row
+from spodgt.sites.run_setup import create_script_run
 from spodgt.sites.site import Site
+from tests.conftest import Cli
 from tests.sites.fleet_of_threads import make_run
 
 pytestmark = pytest.mark.network
@@ -133,6 +136,22 @@ def test_folder_without_certificate_or_of_another_kind_of_run_is_refused(tmp_pat
     run_folders.issue(tmp_path / "run", "p0")
     with pytest.raises(InvalidInput, match="spodgt peer init --script"):
         join(tmp_path / "run" / "p0", model, sgd(model)).__enter__()
+
+
+def test_commands_of_peers_name_the_script(tmp_path: Path, cli: Cli) -> None:
+    experiment = Experiment.parse({"network": {"kind": "exponential", "clients": 2}})
+    create_script_run(tmp_path / "run", experiment, model_row(network()).layout)
+    code, out, _ = cli("peer", "issue", "all", "--run", "run")
+    assert (code, out.splitlines()[-1]) == (
+        0,
+        "next: copy each folder to its host, and start the script there",
+    )
+    for words, sentence in {
+        ("status",): "start the script at a site, or give the folder of a site: run/NAME",
+        ("start", "p0"): "start the script that calls spodgt.join with this folder",
+    }.items():
+        code, _, err = cli("peer", *words, "--run", "run")
+        assert (code, sentence in err) == (2, True), err
 
 
 @pytest.mark.parametrize(

@@ -98,4 +98,7 @@ def check_address(address: str, what: str) -> None:
     """Refuse what is not host:port; `what` names the option or the client."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise InvalidInput(f"{what} must be host:port with a port below 65536, got {address!r}.")
+        raise InvalidInput(
+            f"{what} must be host:port with a port below 65536, got {address!r}; "
+            "use for example 10.0.0.1:7000."
+        )

@@ -115,6 +115,7 @@ def _configure_logging(json_log: bool, level: int) -> None:
 def peer_status(run: RunOption = DEFAULT_RUN, as_json: JsonOption = False) -> None:
     """Show the last status of the clients in this folder."""
     with peer_extra():
+        from spodgt.peer.membership import run_folders
         from spodgt.peer.monitoring.console import overview
     from rich.console import Console
 
@@ -122,6 +123,8 @@ def peer_status(run: RunOption = DEFAULT_RUN, as_json: JsonOption = False) -> No
     rows = [json.loads(path.read_text()) for path in paths]
     if not rows:
         fix = f"start one with spodgt peer start NAME --run {run}"
+        if (run / "manifest.toml").exists() and run_folders.load(run).is_script:
+            fix = f"start the script at a site, or give the folder of a site: {run}/NAME"
         raise InvalidInput(f"{run} holds no client that has reported; {fix}.")
     if as_json:
         print(json.dumps(rows, indent=2))

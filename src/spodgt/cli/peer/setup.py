@@ -159,6 +159,10 @@ def peer_issue(
         names = run_folders.load(run).names
     for client in names:
         print(run_folders.issue(run, client, days=days))
+    start = f"run spodgt peer start NAME --run {run}"
+    if run_folders.load(run).is_script:
+        start = "start the script"
+    print(f"next: copy each folder to its host, and {start} there")
 
 
 @peer_app.command("renew", epilog="Example: [bold]spodgt peer renew all --run peers[/]")

@@ -189,6 +189,11 @@ class Manifest:
             for end in (link.sender, link.receiver):
                 if end not in self._index:
                     raise InvalidConfig(f"link {link} names {end!r}, which is no client; add it.")
+            if not any(self._index[end].address for end in (link.sender, link.receiver)):
+                raise InvalidConfig(
+                    f"link {link} joins two clients without an address, so neither can reach the "
+                    "other; give one of them an address."
+                )
             if not self.listening_end(link).address:
                 other = DIAL[link.dial == "sender"]
                 who = f"dials {self.listening_end(link).name}, which has no address"
@@ -200,6 +205,11 @@ class Manifest:
     @cached_property
     def names(self) -> list[str]:
         return [client.name for client in self.clients]
+
+    @property
+    def is_script(self) -> bool:
+        """Whether the clients are training scripts."""
+        return self.problem.get("kind") == SCRIPT
 
     @cached_property
     def _index(self) -> dict[str, Client]:

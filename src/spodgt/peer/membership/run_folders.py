@@ -34,7 +34,6 @@ from spodgt.network.names import describe_difference
 from spodgt.peer.host.files import DISK, OWNER_ONLY, PUBLIC
 from spodgt.peer.membership import certificates
 from spodgt.peer.membership.manifest import (
-    SCRIPT,
     Client,
     Link,
     Manifest,
@@ -223,7 +222,10 @@ def _common(step_size: object) -> float | Table:
 def _check_clients(clients: int, names: list[str], addresses: list[str]) -> None:
     for what, given in (("names", names), ("addresses", addresses)):
         if len(given) != clients:
-            raise InvalidInput(f"{what} must be {clients}, one per client, got {len(given)}.")
+            raise InvalidInput(
+                f"{what} must be {clients}, one per client, got {len(given)}; "
+                f"give {clients} separated by commas."
+            )
     listening = [address for address in addresses if address]
     for address in listening:
         check_address(address, "addresses")
@@ -363,7 +365,7 @@ def _named_parameters(
     """The parameters of a flat model by name, if their names are known."""
     if problem is None and (folder / "manifest.toml").exists():
         manifest = load(folder)
-        if manifest.problem.get("kind") == SCRIPT:
+        if manifest.is_script:
             return script_parameters(manifest, x)
         problem = manifest_problem(manifest, str(meta["name"]))
     if problem is None or layout_of(problem) != meta["layout"]:

@@ -89,8 +89,9 @@ def overview(rows: list[dict[str, Any]]) -> Table:
         ]
         scores.append(_number(row["consensus"]))
         links = f"{up}/{len(row['neighbours'])}"
-        is_late = age > 10 and not row.get("has_ended")
-        late = Text(f"{age:.0f} s", style="red" if is_late else "")
+        late = Text(f"{age:.0f} s", style="red" if age > 10 else "")
+        if row.get("has_ended"):
+            late = Text("ended")
         left = row.get("days_left")
         days = Text(_number(left), style="" if left is None or left >= WARN_DAYS else "bold yellow")
         table.add_row(row["name"], *numbers, *scores, _number(row["audit"]), links, days, late)

@@ -27,7 +27,7 @@ from spodgt.experiment.toml import read_problem
 from spodgt.network.names import list_names
 from spodgt.participation import TraceFile
 from spodgt.peer.host.clock import SYSTEM_CLOCK, Clock
-from spodgt.peer.membership.manifest import SCRIPT, Manifest, layout_of
+from spodgt.peer.membership.manifest import Manifest, layout_of
 from spodgt.peer.options import Table
 from spodgt.peer.protocol.client_state import State
 from spodgt.problems.protocols import HasClientWeights
@@ -245,7 +245,7 @@ def row_of(problem: Problem, name: str, part: int) -> int:
 
 def manifest_problem(manifest: Manifest, name: str | None = None) -> Problem:
     """The problem that a manifest describes, in as many parts as the run was made with."""
-    if manifest.problem.get("kind") == SCRIPT:
+    if manifest.is_script:
         raise InvalidInput(
             "the run is for training scripts; start the script that calls spodgt.join with this folder."
         )

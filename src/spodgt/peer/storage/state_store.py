@@ -298,7 +298,7 @@ def read(directory: str | Path, *, running: bool = False) -> StoredState:
     path = Path(directory)
     if not has_state(path):
         raise InvalidInput(
-            f"{directory} holds no peer state; give the state directory of a client."
+            f"{directory} holds no peer state; give the folder of a client that has run."
         )
     if not running and disks.is_locked(path / VECTORS):
         raise StoreFailed(f"state directory {path} is in use by another process; stop that first.")
