@@ -334,6 +334,7 @@ def test_another_function_is_another_run(tmp_path: Path) -> None:
         (lambda: spodgt.method("mine.py:Alon"), "did you mean 'Alone'"),
         (lambda: spodgt.method("nowhere.py:Alone"), "does not exist in .*; give the path"),
         (lambda: spodgt.method("mine.py:not_a_method"), "must name a class derived from"),
+        (lambda: spodgt.method("mine.py"), "name the class in the file: mine.py:CLASS"),
         (lambda: spodgt.method("spod-gt", step_size="steps.py:deca"), "did you mean 'decay'"),
         (
             lambda: spodgt.method("spod-gt", step_size="steps.py:negative"),

@@ -180,10 +180,10 @@ def _import_reference(reference: str) -> type[Algorithm]:
         for name, value in vars(found.module).items():
             if isinstance(value, type) and issubclass(value, Algorithm):
                 classes.append(name)
-        raise InvalidConfig(
-            f"{key} must name a class derived from spodgt.Algorithm; "
-            f"{choices(reference.rpartition(':')[2], classes)}"
-        )
+        hint = choices(reference.rpartition(":")[2], classes)
+        if not classes:
+            hint = "the file has none, see docs/howto/add-method.md."
+        raise InvalidConfig(f"{key} must name a class derived from spodgt.Algorithm; {hint}")
     _REFERENCES[cls] = reference
     _FILES[reference] = found
     return cls
@@ -212,6 +212,8 @@ def find_class(name: object) -> type[Algorithm]:
             return ALGORITHMS[name]
     similar = difflib.get_close_matches(str(name), [*ALGORITHMS, *ALIASES], 1)
     hint = f"did you mean {similar[0]!r}?" if similar else f"choose from {', '.join(ALGORITHMS)}."
+    if isinstance(name, str) and name.endswith(".py"):
+        hint = f"name the class in the file: {name}:CLASS."
     raise InvalidConfig(f"method {name!r} is not known; {hint}")
 
 

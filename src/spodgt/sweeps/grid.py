@@ -28,6 +28,7 @@ from spodgt.experiment import Experiment, read_toml
 from spodgt.experiment.checks import is_portable
 from spodgt.experiment.toml import SECTIONS, Table
 from spodgt.record.sweep import Scale
+from spodgt.validation import choices
 
 FOLDER = Path(__file__).parents[1] / "experiment" / "paper"
 SCALES = ("smoke", "laptop", "paper")
@@ -162,9 +163,10 @@ def _check_tables(tables: Table, file: str) -> None:
         raise InvalidConfig(f"sweep of {file} must be a table, got {grid!r}; write it as [sweep].")
     for key, values in grid.items():
         if not isinstance(values, list) or not values:
+            example = values if isinstance(values, int | float | str) else 0.3
             raise InvalidConfig(
                 f"sweep key {key!r} of {file} must have a list of values, got {values!r}; "
-                'write it as "network.radius" = [0.3, 0.4].'
+                f'write it as "{key}" = [{example!r}].'
             )
     for key in _TEXTS:
         if not isinstance(tables.get(key, ""), str):
@@ -172,7 +174,7 @@ def _check_tables(tables: Table, file: str) -> None:
     known = (*_TEXTS, "base", "sweep", *SECTIONS)
     for key in tables:
         if key not in known:
-            raise InvalidConfig(f"{key} is not a key of {file}; choose from {', '.join(known)}.")
+            raise InvalidConfig(f"{key} is not a key of {file}; {choices(key, known)}")
 
 
 def has_grid(tables: Mapping[str, object]) -> bool:
