@@ -349,7 +349,8 @@ BAD: dict[str, tuple[Any, str]] = {
             nn.Sequential(nn.Flatten(), nn.Linear(9, 5)), nn.CrossEntropyLoss(), DATA
         ),
         "model and loss failed on a few samples of client 0: "
-        "mat1 and mat2 shapes cannot be multiplied (4x32 and 9x5)",
+        "mat1 and mat2 shapes cannot be multiplied (4x32 and 9x5); "
+        "inputs are (batch, 2, 4, 4), targets (batch): make model and loss fit them.",
     ),
     "label out of range": (
         lambda: spodgt.Learning(

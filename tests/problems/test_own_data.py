@@ -8,6 +8,7 @@ from collections import namedtuple
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
@@ -618,6 +619,14 @@ def test_a_wrong_partition_is_told_of_one_that_exists() -> None:
     with pytest.raises(InvalidInput, match=r"use spodgt\.problems\.data\.IID\(\)"):
         spodgt.Learning.partitioned(nn.Linear(784, 10), ENTROPY, data, clients=2, partition="iid")  # type: ignore[arg-type]
     assert spodgt.problems.data.IID().split(data.train.targets, 2, 0)
+
+
+@pytest.mark.parametrize("form", ["frame", "pair"])
+def test_tables_of_pandas_are_refused_with_the_fix(form: str) -> None:
+    table = pd.DataFrame({"a": [0.5, 1.5], "b": [1.0, 2.0], "y": [0, 1]})
+    source: Any = table if form == "frame" else (table[["a", "b"]], table["y"])
+    with pytest.raises(InvalidInput, match=r"holds a DataFrame of pandas; give arrays: \(table"):
+        spodgt.Learning(nn.Linear(2, 2), ENTROPY, [source, source])
 
 
 def test_read_only_arrays_as_of_pandas_are_copied_without_a_warning() -> None:

@@ -106,6 +106,7 @@ class Reader:
                 f"{client_label} is an IterableDataset, which has no random access; give a "
                 "map-style Dataset with __len__ and __getitem__."
             )
+        _refuse_data_frames(source, client_label)
         tensors = _tensors_of_dataset(source)
         if tensors is not None:
             return Stack(tensors)
@@ -134,6 +135,17 @@ class Reader:
             f"{type(source).__name__}; give (inputs, targets), a list of samples or a torch "
             "Dataset."
         )
+
+
+def _refuse_data_frames(source: object, client_label: str) -> None:
+    """Name the fix for tables of pandas, of which the columns are not in the order of a model."""
+    parts = source if isinstance(source, tuple | list) else [source]
+    for part in parts[:2]:
+        if type(part).__module__.partition(".")[0] == "pandas":
+            raise InvalidData(
+                f"{client_label} holds a {type(part).__name__} of pandas; give arrays: "
+                "(table[inputs].to_numpy(), table[target].to_numpy())."
+            )
 
 
 def _stack_of_tensors(stack: Stack, client_label: str) -> Stack:

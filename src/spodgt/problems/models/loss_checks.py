@@ -29,7 +29,15 @@ def evaluate_once(
             outputs and targets of different shapes.
     """
     outputs = None
-    with user_code_errors("model and loss"), _shape_warnings() as messages, torch.no_grad():
+    fix = ""
+    if isinstance(inputs, Tensor) and isinstance(targets, Tensor):
+        shapes = f"inputs are {_batch_shape(inputs)}, targets {_batch_shape(targets)}"
+        fix = f"; {shapes}: make model and loss fit them."
+    with (
+        user_code_errors("model and loss", fix=fix),
+        _shape_warnings() as messages,
+        torch.no_grad(),
+    ):
         if objective.calls_model:
             value = objective(module, clone(inputs), clone(targets))
         else:
