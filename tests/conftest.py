@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -13,6 +14,10 @@ from hypothesis import HealthCheck, settings
 # Tests are small and run in parallel processes, so each uses one thread unless OMP_NUM_THREADS is set.
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # inherited by the processes that tests start
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+# A shell starts jobs in the background with Ctrl-C ignored, which tests of Ctrl-C would inherit.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # HYPOTHESIS_PROFILE=explore looks for new counterexamples; the default replays the same examples.
 settings.register_profile(
