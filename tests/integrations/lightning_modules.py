@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -34,6 +35,11 @@ class Slope(LightningModule):  # type: ignore[misc]
         return [torch.optim.SGD(self.parameters(), lr=1.0) for _ in range(self.optimizers_made)]
 
 
+class FusedSlope(Slope):
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        return [torch.optim.SGD(self.parameters(), lr=1.0, fused=True)]
+
+
 class Manual(Slope):
     """Makes its steps itself."""
 
@@ -52,6 +58,11 @@ class Manual(Slope):
 
 class TwoOptimizers(Slope):
     optimizers_made = 2
+
+
+def float16(init_scale: float) -> MixedPrecision:
+    """The plugin of precision="16-mixed", on the CPU."""
+    return MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=init_scale))
 
 
 def fit(session: LocalSession, model: Slope, slopes: list[float], **options: Any) -> None:

@@ -24,12 +24,18 @@ class LocalSession(SiteSession):
         self.ended: BaseException | bool = False
         self.scores: list[dict[str, float]] = []
 
-    def begin(self, model: nn.Module, optimizer: Optimizer, scheduler: object = None) -> None:
+    def begin(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        scheduler: object = None,
+        scaler: object = None,
+    ) -> None:
         self.correction = Correction(model_row(model), max_norm=self.max_norm)
         size = self.correction.row.layout.tracked
         self.correction.set_correction(torch.full((size,), D))
         inner = unwrap_optimizer(optimizer)
-        self.hooks = OptimizerHooks(inner, self.correction, lambda: None, lambda text: None)
+        self.hooks = OptimizerHooks(inner, self.correction, lambda: None, lambda text: None, scaler)
         self.site = self.hooks  # type: ignore[assignment] # has `correct`
 
     def report(self, scores: object) -> None:

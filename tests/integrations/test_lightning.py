@@ -42,6 +42,27 @@ def test_clipping_of_lightning_follows_the_correction(modules: Any) -> None:
     assert float((model.w.detach() - 1).norm()) == pytest.approx(0.1, rel=1e-4)
 
 
+def test_clipping_follows_the_correction_with_a_fused_optimizer(modules: Any) -> None:
+    session = LocalSession()
+    model = modules.FusedSlope()
+    modules.fit(session, model, [0.5], gradient_clip_val=0.1)
+    assert torch.allclose(session.correction.gradient_sum, torch.full((3,), 0.5))
+    assert float((model.w.detach() - 1).norm()) == pytest.approx(0.1, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["Slope", "FusedSlope"])
+def test_scaled_gradients_are_recorded_unscaled_and_infinite_ones_are_skipped(
+    modules: Any, kind: str
+) -> None:
+    session = LocalSession()
+    model = getattr(modules, kind)()
+    model.w.data *= 1e30  # the first losses overflow when they are scaled
+    modules.fit(session, model, [0.5] * 15, plugins=modules.float16(init_scale=2.0**30))
+    steps = session.correction.steps
+    assert 0 < steps <= 15
+    assert torch.allclose(session.correction.gradient_sum, torch.full((3,), 0.5 * steps))
+
+
 def test_gradient_accumulation_is_one_step(modules: Any) -> None:
     session = LocalSession()
     modules.fit(session, modules.Slope(), [1.0, 2.0, 3.0, 4.0], accumulate_grad_batches=4)

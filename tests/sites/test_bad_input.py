@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -165,6 +166,10 @@ def test_commands_of_peers_name_the_script(tmp_path: Path, cli: Cli) -> None:
         ({"alpha": 0}, r"alpha must be in \(0, 1\], got 0; use alpha=1.0"),
         ({"weight": float("nan")}, "weight must be positive, got nan"),
         ({"max_norm": 0.0}, r"max_norm must be positive, got 0\.0"),
+        ({"weight": "2"}, "weight must be positive, got '2'"),
+        ({"weight": float("inf")}, "weight must be finite, got inf"),
+        ({"block_steps": float("inf")}, "block_steps must be an integer, got inf"),
+        ({"scheduler": "cosine"}, r"scheduler must have state_dict\(\).*, got str"),
         ({"initial": "mine"}, "initial must be 'first' or 'own', got 'mine'"),
         ({"durability": "none"}, "durability must be 'power' or 'process', got 'none'"),
     ],
@@ -188,6 +193,19 @@ def test_second_join_in_one_folder_is_refused_and_the_first_continues(folder: Pa
     check_nothing_is_lost(folder, 4)
 
 
+def test_optimizer_of_two_sites_is_refused(folder: Path, tmp_path: Path) -> None:
+    """Its gradients would be corrected twice."""
+    make_run(tmp_path / "other", network(), 2)
+    model = network()
+    optimizer = sgd(model)
+    with alone(folder, model, optimizer):
+        train(model, optimizer, 2)
+        with pytest.raises(InvalidInput, match="used by another site of this process"):
+            alone(tmp_path / "other" / "p0", model, optimizer).__enter__()
+        train(model, optimizer, 2)
+    check_nothing_is_lost(folder, 4)
+
+
 def test_step_that_is_never_called_is_reported(folder: Path) -> None:
     model = network()
     with (
@@ -204,6 +222,50 @@ def test_methods_need_the_with_block(folder: Path) -> None:
     for call in (site.exchange, site.correct):
         with pytest.raises(InvalidInput, match=r"with spodgt\.join"):
             call()
+
+
+def test_steps_before_the_with_block_are_refused(folder: Path) -> None:
+    """A script that forgets `with` would train alone."""
+    model = network()
+    optimizer = sgd(model)
+    site = alone(folder, model, optimizer)
+    with pytest.raises(Failed, match="put the training loop inside the with block"):
+        train(model, optimizer, 1)
+    with site:
+        train(model, optimizer, 2)
+    check_nothing_is_lost(folder, 2)
+
+
+def test_site_that_was_left_exchanges_nothing_and_still_takes_scores(folder: Path) -> None:
+    model = network()
+    optimizer = sgd(model)
+    with alone(folder, model, optimizer) as site:
+        train(model, optimizer, 2)
+    for call in (site.exchange, site.correct):
+        with pytest.raises(InvalidInput, match=r"with spodgt\.join"):
+            call()
+    train(model, optimizer, 1)  # a plain step: the hooks are gone
+    assert site.steps == 2
+    assert site.exchange_seconds > 0
+    site.report(accuracy=0.5)
+    assert json.loads((folder / "status.json").read_text())["accuracy"] == 0.5
+
+
+def test_smaller_learning_rate_of_a_restarted_script_is_used(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The advice after a model that has diverged."""
+    model = network()
+    optimizer = sgd(model)
+    with alone(folder, model, optimizer):
+        train(model, optimizer, 2)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    with alone(folder, model, optimizer):
+        assert optimizer.param_groups[0]["lr"] == 0.001
+        train(model, optimizer, 2)
+    expected = "p0: the script changed lr of its optimizer from 0.01 to 0.001; moments and position"
+    assert expected in capfd.readouterr().err
 
 
 def test_removed_hooks_end_the_run_without_loss(folder: Path) -> None:

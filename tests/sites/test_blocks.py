@@ -91,7 +91,7 @@ def test_site_waits_after_silent_blocks_until_a_message_arrives(
 
     run_sites(manifest.names, train)
     assert made["p0"].steps == 12
-    assert "p0 waits: no message from p1 in 3 blocks" in capfd.readouterr().err
+    assert "p0: waits: no message from p1 in 3 blocks" in capfd.readouterr().err
     assert audit_folders([tmp_path / "run" / name for name in manifest.names]).passed(1e-12)
 
 

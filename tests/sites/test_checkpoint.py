@@ -2,29 +2,58 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from spodgt.sites import checkpoint
 from spodgt.sites.api import join
+from spodgt.sites.checkpoint import Checkpoint
 from tests.sites.fleet_of_threads import make_run
 
 
-def trained(optimizer_type: Any, **options: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
-    torch.manual_seed(0)
-    model = nn.Linear(3, 2)
-    optimizer = optimizer_type(model.parameters(), **options)
-    for _ in range(3):
-        optimizer.zero_grad()
-        torch.autograd.backward(model(torch.ones(1, 3)).sum())
-        optimizer.step()
-    return model, optimizer
+class Script:
+    """Model, optimizer and what else is saved, as a script makes them."""
+
+    def __init__(
+        self, folder: Path, optimizer_type: Any, *, schedule: int = 10, **options: Any
+    ) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Linear(3, 2)
+        options = copy.deepcopy(options)  # schedules change a rate that is a tensor in place
+        self.optimizer = optimizer_type(self.model.parameters(), **options)
+        self.objects: dict[str, Any] = {
+            "optimizer": self.optimizer,
+            "cosine": torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, schedule),
+            "plateau": torch.optim.lr_scheduler.ReduceLROnPlateau(self.optimizer),
+            "steps": torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [2, 4]),
+            "scaler": torch.amp.GradScaler("cpu", init_scale=8.0),
+        }
+        self.texts: list[str] = []
+        self.checkpoint = Checkpoint(folder, self.objects, lambda _, text: self.texts.append(text))
+
+    def train(self, steps: int = 3) -> None:
+        for _ in range(steps):
+            self.optimizer.zero_grad()
+            torch.autograd.backward(self.model(torch.ones(1, 3)).sum())
+            self.optimizer.step()
+            self.objects["cosine"].step()
+
+    def restore(self) -> None:
+        saved = self.checkpoint.read()
+        if saved is not None:
+            self.checkpoint.restore(saved)
+
+    @property
+    def rate(self) -> float:
+        return float(self.optimizer.param_groups[0]["lr"])
 
 
 def same(first: Any, second: Any) -> bool:
@@ -47,64 +76,90 @@ def same(first: Any, second: Any) -> bool:
     ],
 )
 def test_state_is_restored(tmp_path: Path, optimizer_type: Any, options: dict[str, Any]) -> None:
-    texts: list[tuple[str, str]] = []
-    _, optimizer = trained(optimizer_type, **options)
-    schedulers: dict[str, Any] = {
-        "cosine": torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10),
-        "plateau": torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer),
-        "steps": torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4]),
-        "scaler": torch.amp.GradScaler("cpu", init_scale=8.0),
-    }
-    objects = {"optimizer": optimizer, **schedulers}
-    checkpoint.save(tmp_path, objects, lambda *event: texts.append(event))
-    _, other = trained(optimizer_type, lr=0.5)
-    again: dict[str, Any] = {
-        "optimizer": other,
-        "cosine": torch.optim.lr_scheduler.CosineAnnealingLR(other, 99),
-        "plateau": torch.optim.lr_scheduler.ReduceLROnPlateau(other, patience=99),
-        "steps": torch.optim.lr_scheduler.MultiStepLR(other, [99]),
-        "scaler": torch.amp.GradScaler("cpu", init_scale=2.0),
-    }
-    checkpoint.load(tmp_path, again, lambda *event: texts.append(event))
-    assert not texts
-    for name, each in objects.items():
-        assert same(each.state_dict(), again[name].state_dict()), name
-    other.step()
-    again["cosine"].step()
+    script = Script(tmp_path, optimizer_type, **options)
+    script.train()
+    script.checkpoint.save()
+    again = Script(tmp_path, optimizer_type, **options)
+    again.restore()
+    assert not again.texts
+    for name, each in script.objects.items():
+        assert same(each.state_dict(), again.objects[name].state_dict()), name
+    again.train()
+
+
+def test_number_of_numpy_is_restored(tmp_path: Path) -> None:
+    script = Script(tmp_path, torch.optim.SGD, lr=np.float32(0.5))
+    script.train()
+    script.checkpoint.save()
+    again = Script(tmp_path, torch.optim.SGD, lr=np.float32(0.5))
+    again.restore()
+    assert again.rate == script.rate
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"lr": 0.01}, "changed lr of its optimizer from 0.1 to 0.01; moments"),
+        ({"schedule": 40}, "changed T_max of its cosine from 10 to 40; moments"),
+    ],
+)
+def test_settings_that_the_script_has_changed_are_used(
+    tmp_path: Path, change: dict[str, Any], text: str
+) -> None:
+    """A smaller rate, or a longer script: moments and position in the schedule continue."""
+    options: dict[str, Any] = {"lr": 0.1, "schedule": 10}
+    script = Script(tmp_path, torch.optim.AdamW, **options)
+    script.train(10)
+    assert script.rate == 0
+    script.checkpoint.save()
+    for _ in range(2):  # killed before it has saved, the second process does the same
+        again = Script(tmp_path, torch.optim.AdamW, **{**options, **change})
+        again.restore()
+        assert text in again.texts[0]
+        assert len(again.texts) == 1
+    expected = Script(tmp_path, torch.optim.AdamW, **{**options, **change})
+    expected.train(10)
+    assert again.rate == pytest.approx(expected.rate)
+    moments = [each.optimizer.state_dict()["state"] for each in (script, again)]
+    assert same(*moments)
+    again.checkpoint.save()
+    third = Script(tmp_path, torch.optim.AdamW, **{**options, **change})
+    third.restore()
+    assert not third.texts
+    assert third.rate == pytest.approx(expected.rate)
 
 
 def test_state_of_another_optimizer_is_not_used(tmp_path: Path) -> None:
-    texts: list[tuple[str, str]] = []
-    _, optimizer = trained(torch.optim.SGD, lr=0.1, momentum=0.9)
-    checkpoint.save(tmp_path, {"optimizer": optimizer}, lambda *event: texts.append(event))
-    _, other = trained(torch.optim.Adam, lr=0.2)
-    checkpoint.load(tmp_path, {"optimizer": other}, lambda *event: texts.append(event))
-    assert texts == [("training state", "optimizer does not fit: it is of SGD; it begins anew")]
-    assert other.param_groups[0]["lr"] == 0.2
-    other.step()
+    script = Script(tmp_path, torch.optim.SGD, lr=0.1, momentum=0.9)
+    script.train()
+    script.checkpoint.save()
+    other = Script(tmp_path, torch.optim.Adam, lr=0.2)
+    other.restore()
+    assert "optimizer does not fit: it is of SGD; it begins anew" in other.texts
+    assert not other.optimizer.state
+    other.train()
 
 
 @pytest.mark.parametrize("content", [b"", b"1234", b"\xff" * 100])
 def test_damaged_file_is_not_used(tmp_path: Path, content: bytes) -> None:
-    texts: list[tuple[str, str]] = []
-    _, optimizer = trained(torch.optim.SGD, lr=0.1)
+    script = Script(tmp_path, torch.optim.SGD, lr=0.1)
     (tmp_path / checkpoint.FILE).write_bytes(content)
-    checkpoint.load(tmp_path, {"optimizer": optimizer}, lambda *event: texts.append(event))
-    assert "cannot be read" in texts[0][1]
+    script.restore()
+    assert "cannot be read" in script.texts[0]
 
 
 def test_full_disk_keeps_the_older_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts: list[tuple[str, str]] = []
-    _, optimizer = trained(torch.optim.SGD, lr=0.1)
-    checkpoint.save(tmp_path, {"optimizer": optimizer}, lambda *event: texts.append(event))
+    script = Script(tmp_path, torch.optim.SGD, lr=0.1)
+    script.checkpoint.save()
     before = (tmp_path / checkpoint.FILE).read_bytes()
 
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(checkpoint, "_write", fail)
-    checkpoint.save(tmp_path, {"optimizer": optimizer}, lambda *event: texts.append(event))
-    assert "cannot be written: No space left on device; the older copy stays" in texts[0][1]
+    script.checkpoint.save()
+    text = "cannot be written: No space left on device; the older copy stays"
+    assert text in script.texts[0]
     assert (tmp_path / checkpoint.FILE).read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == [checkpoint.FILE]
 

@@ -13,7 +13,13 @@ from torch import Tensor, nn
 
 from spodgt.errors import Failed, InvalidInput
 from spodgt.sites.correction import Correction
-from spodgt.sites.hooks import OptimizerHooks, check_model, check_parameters, unwrap_optimizer
+from spodgt.sites.hooks import (
+    OptimizerHooks,
+    check_model,
+    check_parameters,
+    unwrap_optimizer,
+    warn_of_unknown_decay,
+)
 from spodgt.sites.layout import model_row
 
 D = 0.25  # the correction y - c in these tests
@@ -220,6 +226,18 @@ def test_clipping_follows_the_correction() -> None:
     assert float(model.w.detach().norm()) == pytest.approx(0.1, rel=1e-4)
 
 
+def test_clipping_leaves_the_limit_with_weight_decay_in_place() -> None:
+    """At the limit g + λx + (y - c) = 0; clipping g + (y - c) = -λx alone would move x."""
+    model = Weights(start=2.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, weight_decay=0.5)
+    with hooked(model, optimizer, max_norm=0.1) as (correction, _, _):
+        correction.set_correction(torch.full((3,), -1.5))
+        backward(model, 0.5)
+        optimizer.step()
+        assert torch.allclose(correction.gradient_sum, torch.full((3,), 0.5 + 0.5 * 2.0))
+    assert torch.allclose(model.w, torch.full((3,), 2.0))
+
+
 def test_early_correction_lets_the_script_clip() -> None:
     model = Weights(start=0.0)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -347,6 +365,95 @@ def test_early_correction_without_a_step_does_not_hide_the_next_gradient() -> No
         optimizer.step()
         assert correction.steps == 2
     assert torch.allclose(model.w, torch.full((3,), 1.0 - 0.5 - D))
+
+
+def test_step_after_a_left_out_one_is_corrected_without_another_call() -> None:
+    model = Weights()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with hooked(model, optimizer) as (_, hooks, _):
+        backward(model, 2.0)
+        hooks.correct()
+        optimizer.zero_grad()
+        backward(model, 0.5)
+        optimizer.step()
+    assert torch.allclose(model.w, torch.full((3,), 1.0 - 0.5 - D))
+
+
+@pytest.mark.parametrize("calls_again", [False, True])
+@pytest.mark.parametrize("zeroes", [False, True])
+def test_backward_pass_after_an_early_correction_is_refused(
+    calls_again: bool, zeroes: bool
+) -> None:
+    model = Weights()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with hooked(model, optimizer) as (_, hooks, _):
+        backward(model, 2.0)
+        hooks.correct()
+        if zeroes:
+            optimizer.zero_grad(set_to_none=False)
+        backward(model, 0.5)
+        with pytest.raises(Failed, match="once for each step, after the last backward"):
+            hooks.correct() if calls_again else optimizer.step()
+    assert torch.equal(model.w, torch.ones(3))
+
+
+def test_gradients_that_the_script_replaces_after_an_early_correction_are_used() -> None:
+    model = Weights()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with hooked(model, optimizer) as (correction, hooks, _):
+        backward(model, 0.5)
+        hooks.correct()
+        assert model.w.grad is not None
+        model.w.grad = model.w.grad / 3
+        optimizer.step()
+        assert correction.steps == 1
+    assert torch.allclose(model.w, torch.full((3,), 1.0 - (0.5 + D) / 3))
+
+
+def test_overflows_under_a_scaler_end_no_run_with_early_correction() -> None:
+    """The scaler lowers its scale until gradients are finite, which may take many steps."""
+    model = Weights()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
+    correction = Correction(model_row(model))
+    texts: list[str] = []
+    hooks = OptimizerHooks(optimizer, correction, lambda: None, texts.append, scaler)
+    for slope in [float("inf")] * 15 + [0.5]:
+        optimizer.zero_grad()
+        torch.autograd.backward(scaler.scale(slope * model.w.sum()))
+        hooks.correct()
+        scaler.step(optimizer)
+        scaler.update()
+    hooks.remove()
+    assert scaler.get_scale() == 2.0**5
+    assert texts == []
+    assert torch.allclose(model.w, torch.full((3,), 0.5))
+
+
+def test_early_correction_of_scaled_gradients_is_refused_by_a_fused_optimizer() -> None:
+    model = Weights()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with hooked(model, optimizer) as (_, hooks, _):
+        torch.autograd.backward(scaler.scale(0.5 * model.w.sum()))
+        hooks.correct()
+        with pytest.raises(Failed, match=r"pass scaler= to spodgt\.join"):
+            scaler.step(optimizer)
+
+
+def test_weight_decay_of_an_unknown_optimizer_is_reported() -> None:
+    class Lion(torch.optim.Optimizer):
+        def __init__(self, parameters: Any, weight_decay: float = 0.0) -> None:
+            super().__init__(parameters, {"weight_decay": weight_decay})
+
+    parameters = list(Weights().parameters())
+    with pytest.warns(UserWarning, match="weight_decay of Lion is not tracked"):
+        warn_of_unknown_decay(Lion(parameters, 0.1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_unknown_decay(Lion(parameters))
+        warn_of_unknown_decay(torch.optim.AdamW(parameters))
+        warn_of_unknown_decay(torch.optim.Adam(parameters, weight_decay=0.1))
 
 
 def test_loading_states_and_copies_keep_the_hooks() -> None:

@@ -67,6 +67,21 @@ def test_mixing_moves_parameters_and_statistics_towards_the_row() -> None:
     assert int(statistics.num_batches_tracked) == 0  # type: ignore[arg-type]
 
 
+def test_statistics_are_those_of_the_model_after_it_was_moved() -> None:
+    """`module.to` keeps parameters but replaces buffers by new tensors."""
+    model = network()
+    row = model_row(model)
+    model.double()
+    model.float()
+    statistics = model[1]
+    assert isinstance(statistics, nn.BatchNorm1d)
+    assert statistics.running_mean is not None
+    statistics.running_mean.fill_(3.0)
+    assert torch.equal(row.read()[row.layout.tracked :][:4], torch.full((4,), 3.0))
+    row.mix(torch.ones(row.layout.columns), 0.5)
+    assert torch.allclose(statistics.running_mean, torch.full((4,), 2.0))
+
+
 def test_mixing_with_an_interval_moves_to_the_nearest_value_in_it() -> None:
     """A quantized model that may equal the own one does not move it; local progress is kept."""
     model = nn.Linear(1, 3, bias=False)

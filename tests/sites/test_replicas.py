@@ -28,7 +28,10 @@ class Vector(Point):
 
 
 def train(folder: Path, site: int, rank: int | None, meeting: Path) -> None:
-    """One process of a site; writes the distance of its model from the optimum."""
+    """One process of a site; writes the distance of its model from the optimum.
+
+    The steps are made in two `with` blocks, as by a script that was started again in between.
+    """
     torch.set_num_threads(1)
     problem = Quadratics(2)
     vector = Vector(5)
@@ -38,15 +41,28 @@ def train(folder: Path, site: int, rank: int | None, meeting: Path) -> None:
         dist.init_process_group("gloo", f"file://{meeting}", rank=rank, world_size=2)
         model = DistributedDataParallel(vector)
         share = (0.5, 1.5)[rank]  # each process has a part of the data
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-    with join(
-        folder, model, optimizer, block_steps=4, max_silent_blocks=2, durability="process"
-    ) as joined:
-        while joined.steps < STEPS:
-            optimizer.zero_grad()
-            torch.autograd.backward(share * problem.loss(site, model()))
-            optimizer.step()
-    row = {"error": problem.error(vector.x.detach()), "x": vector.x.tolist()}
+    for steps in (STEPS // 2, STEPS):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9998)
+        with join(
+            folder,
+            model,
+            optimizer,
+            scheduler=scheduler,
+            block_steps=4,
+            max_silent_blocks=2,
+            durability="process",
+        ) as joined:
+            while joined.steps < steps:
+                optimizer.zero_grad()
+                torch.autograd.backward(share * problem.loss(site, model()))
+                optimizer.step()
+                scheduler.step()
+    row = {
+        "error": problem.error(vector.x.detach()),
+        "x": vector.x.tolist(),
+        "rate": scheduler.get_last_lr(),
+    }
     (folder / f"rank{rank or 0}.json").write_text(json.dumps(row))
     if rank is not None:
         dist.destroy_process_group()
@@ -69,4 +85,5 @@ def test_processes_of_a_site_hold_one_model_and_reach_the_minimiser(tmp_path: Pa
     rows = [json.loads(file.read_text()) for file in files]
     assert max(row["error"] for row in rows) < 1e-8
     assert rows[0]["x"] == rows[1]["x"]
+    assert rows[0]["rate"] == rows[1]["rate"]
     assert audit_folders(folders).passed(1e-12)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.optim import Optimizer
 from typing_extensions import Unpack
@@ -52,7 +53,7 @@ class SpodgtCallback(Callback):  # type: ignore[misc]
             )
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         scheduler = schedulers[0] if schedulers else None
-        self.session.begin(pl_module, trainer.optimizers[0], scheduler)
+        self.session.begin(pl_module, trainer.optimizers[0], scheduler, _scaler(trainer))
 
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
@@ -60,7 +61,8 @@ class SpodgtCallback(Callback):  # type: ignore[misc]
         """Correct the gradients before Lightning clips them."""
         site = self.session.site
         is_fused = any(group.get("fused") for group in optimizer.param_groups)
-        if site is not None and not is_fused:  # a fused optimizer unscales gradients in its step
+        is_scaled = is_fused and _scaler(trainer) is not None
+        if site is not None and not is_scaled:  # a fused optimizer unscales gradients in its step
             site.correct()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -80,3 +82,9 @@ class SpodgtCallback(Callback):  # type: ignore[misc]
     ) -> None:
         """Leave the run; what was committed remains."""
         self.session.end(exception)
+
+
+def _scaler(trainer: Trainer) -> torch.amp.GradScaler | None:
+    """Of the loss, with precision="16-mixed"."""
+    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    return scaler if isinstance(scaler, torch.amp.GradScaler) else None

@@ -43,7 +43,11 @@ class SiteSession:
         self.site: Site | None = None
 
     def begin(
-        self, model: nn.Module, optimizer: Optimizer, scheduler: HasState | None = None
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        scheduler: HasState | None = None,
+        scaler: HasState | None = None,
     ) -> None:
         """Join the run.
 
@@ -51,9 +55,12 @@ class SiteSession:
             model: Of which the trained parameters travel.
             optimizer: Of the library, perhaps wrapped.
             scheduler: Of the step size; saved beside the optimizer.
+            scaler: Of the loss; the same.
         """
         self.end(RuntimeError("the training before this one did not end"))
-        site = join(self.folder, model, optimizer, scheduler=scheduler, **self.options)
+        site = join(
+            self.folder, model, optimizer, scheduler=scheduler, scaler=scaler, **self.options
+        )
         site.__enter__()
         self.site = site
 

@@ -92,4 +92,10 @@ def join(
         others["scheduler"] = scheduler
     if scaler is not None:
         others["scaler"] = scaler
+    for name, each in others.items():
+        if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
+            raise InvalidInput(
+                f"{name} must have state_dict() and load_state_dict(), got "
+                f"{type(each).__name__}; pass the object that the loop uses."
+            )
     return Site(folder, model, optimizer, options, others)

@@ -1,9 +1,10 @@
-"""State of the optimizer, scheduler and gradient scaler, as safetensors and JSON beside the
-exchange's state.
+"""State of optimizer, scheduler and gradient scaler, beside that of the exchange.
 
-An older copy costs speed, not exactness, so it is written every few blocks. A copy that is
-incomplete or belongs to another optimizer is not used. Tensors are written one by one, so no second
-copy of them is made.
+One file in the format of safetensors, with JSON for what is no tensor. An older copy costs speed, not
+exactness, so it is written every few blocks. A copy that is incomplete or belongs to another
+optimizer is not used. Tensors are written one by one, so no second copy of them is made.
+
+Settings such as lr belong to the script: if it has others than at its last start, they are used.
 """
 
 from __future__ import annotations
@@ -12,15 +13,20 @@ import contextlib
 import json
 import os
 import struct
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, TypeAlias
+from typing import Any, BinaryIO, NamedTuple, Protocol, TypeAlias
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 FILE = "training.safetensors"
+KIND = "training state"  # of events
 _TENSOR = "tensor:"
 _DTYPES = {  # names in the header of a safetensors file
     torch.float64: "F64",
@@ -47,32 +53,142 @@ class HasState(Protocol):
     def load_state_dict(self, state_dict: StateDict, /) -> object: ...
 
 
-def save(folder: Path, objects: Mapping[str, HasState], notify: Notify) -> None:
-    """Write the states of all objects in one file, replaced at once; `notify` is called if that
-    fails.
+class Saved(NamedTuple):
+    """Content of the file."""
+
+    texts: dict[str, str]  # JSON by name of the object
+    tensors: dict[str, Tensor]
+
+
+class Checkpoint:
+    """Saves and restores the objects of a script.
 
     Args:
         folder: Of the site.
-        objects: By name; each has `state_dict()`.
-        notify: Called with a kind of event and a sentence.
+        objects: As the script has made them, by name.
+        notify: Called with a kind of event and a sentence if something cannot be used.
     """
-    tensors: dict[str, Tensor] = {}
-    texts: dict[str, str] = {}
-    for name, each in objects.items():
-        values = _encode(each.state_dict(), f"{name}.", tensors)
-        texts[name] = json.dumps({"type": type(each).__name__, "state": values})
-    path = folder / FILE
-    partial = path.with_name(f"{FILE}.part")
-    try:
-        with partial.open("wb") as file:
-            _write(file, tensors, texts)
-        os.replace(partial, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-        notify(
-            "training state", f"{path} cannot be written: {error.strerror}; the older copy stays"
-        )
+
+    def __init__(self, folder: Path, objects: Mapping[str, HasState], notify: Notify) -> None:
+        self.path = folder / FILE
+        self.objects = objects
+        self.notify = notify
+        self.settings = {name: _settings(each) for name, each in objects.items()}
+
+    def save(self) -> None:
+        """Replace the file at once; the older one remains if that fails."""
+        tensors: dict[str, Tensor] = {}
+        texts: dict[str, str] = {}
+        for name, each in self.objects.items():
+            table = {
+                "type": type(each).__name__,
+                "state": _encode(each.state_dict(), f"{name}.", tensors),
+                "settings": self.settings[name],
+            }
+            texts[name] = json.dumps(table)
+        partial = self.path.with_name(f"{FILE}.part")
+        try:
+            with partial.open("wb") as file:
+                _write(file, tensors, texts)
+            os.replace(partial, self.path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+            reason = f"{self.path} cannot be written: {error.strerror}; the older copy stays"
+            self.notify(KIND, reason)
+
+    def read(self) -> Saved | None:
+        """The content of the file; None if there is none that can be read."""
+        if not self.path.exists():
+            return None
+        try:
+            with safe_open(self.path, framework="pt") as file:
+                texts = dict(file.metadata() or {})
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            reason = f"{self.path} cannot be read: {error}; the optimizer begins anew"
+            self.notify(KIND, reason)
+            return None
+        return Saved(texts, tensors)
+
+    def restore(self, saved: Saved) -> None:
+        """Continue from saved states; objects that do not fit begin anew."""
+        tables = {name: json.loads(text) for name, text in saved.texts.items()}
+        change = self._changed_setting(tables)
+        if change:
+            self.notify(KIND, f"{change}; moments and position in the schedule continue")
+        for name, each in self.objects.items():
+            if name not in tables:
+                continue
+            try:
+                if tables[name]["type"] != type(each).__name__:
+                    raise ValueError(f"it is of {tables[name]['type']}")
+                state = _decode(tables[name]["state"], saved.tensors)
+                _restore(each, state, keeps_settings=bool(change))
+            except (ValueError, KeyError, TypeError, RuntimeError) as error:
+                self.notify(KIND, f"{name} does not fit: {error}; it begins anew")
+
+    def _changed_setting(self, tables: Mapping[str, StateDict]) -> str:
+        """The first setting that the script has changed since its last start; "" if there is none."""
+        for name, settings in self.settings.items():
+            before = tables.get(name, {}).get("settings", settings)
+            for path in [*settings, *before]:
+                old = before.get(path)
+                new = settings.get(path)
+                if old != new:
+                    return f"the script changed {path} of its {name} from {old} to {new}"
+        return ""
+
+
+def _restore(each: HasState, state: StateDict, *, keeps_settings: bool) -> None:
+    """Load a state; with `keeps_settings` rates and schedule are those that the script has given."""
+    if isinstance(each, Optimizer):
+        present = each.state_dict()["param_groups"]
+        if keeps_settings:
+            state["param_groups"] = present
+        elif len(present) == len(state["param_groups"]):
+            pairs = zip(present, state["param_groups"], strict=True)
+            state["param_groups"] = [{**own, **saved} for own, saved in pairs]
+    elif keeps_settings and isinstance(each, LRScheduler):
+        _advance(each, state["last_epoch"])
+        return
+    each.load_state_dict(state)
+
+
+def _advance(scheduler: LRScheduler, last_epoch: int) -> None:
+    """Step a new schedule to where the old one was."""
+    if isinstance(scheduler, ReduceLROnPlateau):
+        return  # its steps need the losses; it begins anew
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # steps of a schedule before those of its optimizer
+        while scheduler.last_epoch < last_epoch:
+            scheduler.step()
+
+
+def _settings(each: HasState) -> dict[str, str]:
+    """What the script has chosen, by path; nothing for a scaler, whose scale adapts itself."""
+    found: dict[str, str] = {}
+    if isinstance(each, Optimizer):
+        for number, group in enumerate(each.param_groups):
+            chosen = {key: value for key, value in group.items() if key != "params"}
+            prefix = f"{number}." if len(each.param_groups) > 1 else ""
+            _collect_settings(chosen, prefix, found)
+    elif isinstance(each, LRScheduler):
+        _collect_settings(each.state_dict(), "", found)
+    return found
+
+
+def _collect_settings(value: object, path: str, found: dict[str, str]) -> None:
+    if isinstance(value, Tensor | np.generic):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            _collect_settings(each, f"{path}{key}.", found)
+    elif isinstance(value, list | tuple):
+        for number, each in enumerate(value):
+            _collect_settings(each, f"{path}{number}.", found)
+    elif value is None or isinstance(value, bool | int | float | str):
+        found[path.removesuffix(".")] = repr(value)
 
 
 def _write(file: BinaryIO, tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> None:
@@ -96,32 +212,10 @@ def _write(file: BinaryIO, tensors: Mapping[str, Tensor], texts: Mapping[str, st
         file.write(flat.view(torch.uint8).numpy().data)
 
 
-def load(folder: Path, objects: Mapping[str, HasState], notify: Notify) -> None:
-    """Restore what `save` has written; objects that do not fit begin anew, with an event."""
-    path = folder / FILE
-    if not path.exists():
-        return
-    try:
-        with safe_open(path, framework="pt") as file:
-            texts = dict(file.metadata() or {})
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        notify("training state", f"{path} cannot be read: {error}; the optimizer begins anew")
-        return
-    for name, each in objects.items():
-        if name not in texts:
-            continue
-        try:
-            table = json.loads(texts[name])
-            if table["type"] != type(each).__name__:
-                raise ValueError(f"it is of {table['type']}")
-            each.load_state_dict(_decode(table["state"], tensors))
-        except (ValueError, KeyError, TypeError, RuntimeError) as error:
-            notify("training state", f"{name} does not fit: {error}; it begins anew")
-
-
 def _encode(value: object, path: str, tensors: dict[str, Tensor]) -> object:
     """JSON values; tensors are moved to `tensors` under the path at which they were found."""
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, Tensor):
         if value.dtype not in _DTYPES:
             return {"omitted": str(value.dtype)}

@@ -179,6 +179,11 @@ class Connection:
         )
         self._worker.start()
 
+    def inform(self, kind: str, text: str) -> None:
+        """Log an event, and show it to the user of the script."""
+        self.journal.event(kind, text)
+        print(f"spodgt: {self.name}: {text}", file=sys.stderr)
+
     def submit(self, block: Block) -> None:
         """Hand a block over to the exchange; waits while the one before is being written."""
         self.handover.submit(block)
@@ -189,20 +194,21 @@ class Connection:
         if not self.exchange.is_alone:
             return
         handover = self.handover
-        if handover.wait_for_news(self._has_news, _PATIENCE):
+
+        def has_news() -> bool:
+            return handover.block is None and not self.exchange.is_alone
+
+        if handover.wait_for_news(has_news, _PATIENCE):
             return
         state = self.node.state
         senders = ", ".join(sorted(state.into.keys() - state.ended))
         limit = self.exchange.options.max_silent_blocks
-        text = (
-            f"no message from {senders} in {limit} blocks; max_silent_blocks=None trains on alone"
+        self.inform(
+            "waiting",
+            f"waits: no message from {senders} in {limit} blocks; max_silent_blocks=None trains on "
+            "alone",
         )
-        self.journal.event("waiting", text)
-        print(f"spodgt: {self.name} waits: {text}", file=sys.stderr)
-        handover.wait_for_news(self._has_news)
-
-    def _has_news(self) -> bool:
-        return self.handover.block is None and not self.exchange.is_alone
+        handover.wait_for_news(has_news)
 
     def finish(self, seconds: float) -> None:
         """Inform the neighbours that no more blocks follow; waits `seconds` for their answers."""

@@ -1,16 +1,19 @@
 """The corrected local step, without network: recorded gradients and the correction y - c.
 
-    before a step    g ← w g;  s ← s + g (+ λ x);  h ← h + 1;  gradient seen by the optimizer: g +
-    (y - c) end of a block   mean gradient s / h, then s = 0, h = 0
+    before a step      g ← w g;  s ← s + g + λ x;  h ← h + 1
+                       the optimizer sees g + (y - c)
+    end of a block     mean gradient s / h;  s ← 0;  h ← 0
 
 w is the weight of the site, λ the coupled weight decay of the optimizer. The tracker y and the
 contribution c are held by the exchange; only their difference is needed here.
+
+`max_norm` limits the norm of g + λ x + (y - c). The optimizer adds λ x itself, so that it sees the
+clipped vector less λ x. At the limit the vector is 0, so clipping does not move the limit.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 
 import torch
@@ -20,7 +23,7 @@ from torch.optim import Optimizer
 from spodgt.errors import InvalidInput
 from spodgt.sites.layout import ModelRow
 
-_COUPLED = (  # optimizers of torch that add weight_decay * x to the gradient
+COUPLED = (  # optimizers of torch that add weight_decay * x to the gradient
     torch.optim.SGD,
     torch.optim.Adam,
     torch.optim.Adamax,
@@ -51,10 +54,6 @@ class Correction:
     """
 
     def __init__(self, row: ModelRow, weight: float = 1.0, max_norm: float | None = None) -> None:
-        if not (math.isfinite(weight) and weight > 0):
-            raise InvalidInput(f"weight must be positive, got {weight!r}; use weight=1.0.")
-        if max_norm is not None and not max_norm > 0:
-            raise InvalidInput(f"max_norm must be positive, got {max_norm!r}; use max_norm=1.0.")
         first = row.parameters[0]
         dtypes = {parameter.dtype for parameter in row.parameters}
         self.dtype = torch.float64 if torch.float64 in dtypes else torch.float32
@@ -121,9 +120,20 @@ class Correction:
                 gradient_sum.add_(parameter, alpha=coefficient)
             gradient.add_(correction, alpha=scale)
         if self.max_norm is not None:
-            nn.utils.clip_grad_norm_(parameters, self.max_norm * scale)
+            self._clip(self.max_norm * scale, decay, scale)
         self.steps += 1
         return Recorded.USED
+
+    def _clip(self, max_norm: float, decay: Mapping[int, float], scale: float) -> None:
+        """Clip what the optimizer steps along, with the weight decay that it adds itself."""
+        decayed = [each for each in self.row.parameters if id(each) in decay]
+        for parameter in decayed:
+            assert parameter.grad is not None
+            parameter.grad.add_(parameter, alpha=decay[id(parameter)] * scale)
+        nn.utils.clip_grad_norm_(self.row.parameters, max_norm)
+        for parameter in decayed:
+            assert parameter.grad is not None
+            parameter.grad.sub_(parameter, alpha=decay[id(parameter)] * scale)
 
     @torch.no_grad()
     def copy_from(self, other: Correction) -> None:
@@ -161,7 +171,7 @@ def coupled_decay(optimizer: Optimizer) -> dict[int, float]:
 
     Decoupled decay, as that of AdamW, is no part of the gradient; it is not listed.
     """
-    if not isinstance(optimizer, _COUPLED) or isinstance(optimizer, torch.optim.AdamW):
+    if not isinstance(optimizer, COUPLED) or isinstance(optimizer, torch.optim.AdamW):
         return {}
     decay = {}
     for group in optimizer.param_groups:

@@ -182,13 +182,13 @@ class Exchange:
         method = self.node.state.method
         if method is self._published:
             return
-        self._published = method
         y = method.y[0, : self.tracked]
         c = method.g[0, : self.tracked]
         correction = torch.empty(self.tracked, dtype=c.dtype)
         for part in slices(self.tracked):
             torch.sub(y[part], c[part], out=correction[part])
         self.handover.offer_correction(correction)
+        self._published = method
 
     def _follow_manifest(self) -> bool:
         """Adopt a newer manifest, if there is one."""

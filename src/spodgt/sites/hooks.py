@@ -6,6 +6,8 @@ closure ran, so the closure is wrapped. A global hook finds steps that bypass th
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -15,7 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from spodgt.errors import Failed, InvalidInput
-from spodgt.sites.correction import Correction, Recorded
+from spodgt.sites.correction import COUPLED, Correction, Recorded
 from spodgt.sites.layout import ModelRow
 
 Arguments: TypeAlias = tuple[Any, ...]  # of `Optimizer.step`, with the optimizer itself
@@ -23,6 +25,7 @@ Keywords: TypeAlias = dict[str, Any]
 _BAD_STEPS = 10  # steps in a row without a finite gradient, after which the site stops
 _SHARDED_MODELS = ("FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")
 _SHARDED_OPTIMIZERS = ("ZeroRedundancyOptimizer", "OSS")
+_corrected: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # those with hooks
 
 
 def unwrap_optimizer(optimizer: object) -> Optimizer:
@@ -76,8 +79,9 @@ def check_parameters(row: ModelRow, optimizer: Optimizer) -> None:
     for name, parameter in zip(row.names, row.parameters, strict=True):
         if id(parameter) not in held:
             raise InvalidInput(
-                f"optimizer does not hold parameter {name} of the model; make it from "
-                "model.parameters(), or freeze the parameter with requires_grad_(False)."
+                f"optimizer does not hold parameter {name} of the model; a site has one optimizer: "
+                "make it from model.parameters(), or freeze the parameter with "
+                "requires_grad_(False)."
             )
     joined = {id(parameter) for parameter in row.parameters}
     for group in optimizer.param_groups:
@@ -108,16 +112,25 @@ class OptimizerHooks:
         notify: Callable[[str], None],
         scaler: object = None,
     ) -> None:
+        if optimizer in _corrected:
+            raise InvalidInput(
+                "the optimizer is used by another site of this process; leave that with block first."
+            )
+        _corrected.add(optimizer)
         self.optimizer = optimizer
         self.correction = correction
         self.after_step = after_step
         self.notify = notify
-        self.scaler = scaler
+        self.scaler: torch.amp.GradScaler | None = None
+        if isinstance(scaler, torch.amp.GradScaler) and scaler.is_enabled():
+            self.scaler = scaler
         self.steps = 0  # that used a gradient
         self.skipped = 0  # whose gradient was not finite
         self._skipped_in_a_row = 0
         self._early: Recorded | None = None  # the result of `correct`, until the step
-        self._early_gradient: Tensor | None = None  # one of those that `correct` has corrected
+        self._witness: nn.Parameter | None = None  # one whose gradient `correct` has corrected
+        self._early_gradient: Tensor | None = None  # of the witness
+        self._has_newer_gradient = False  # the witness had a backward pass since then
         self._used_gradient = False  # in the present step
         self._ran = False  # whether the hook before the present step ran
         self._parameters = {id(parameter) for parameter in correction.row.parameters}
@@ -129,31 +142,56 @@ class OptimizerHooks:
 
     def remove(self) -> None:
         """Remove the hooks; the optimizer is as it was."""
+        _corrected.discard(self.optimizer)
         for handle in self._handles:
             handle.remove()
 
     def correct(self) -> None:
         """Correct the gradients now, for clipping by the user; the step then corrects nothing."""
-        gradient = self._first_gradient()
-        if self._early is Recorded.USED and gradient is self._early_gradient:
-            return  # else no step followed the last call, and there are new gradients
+        if self._take_early() is Recorded.USED:
+            self._early = Recorded.USED  # a second call changes nothing
+            return
         self._unscale()
+        self._watch_gradients()
         self._early = self._correct(scale=1.0)
-        self._early_gradient = gradient
 
-    def _first_gradient(self) -> Tensor | None:
+    def _watch_gradients(self) -> None:
+        """Notice a backward pass between `correct` and the step."""
+        self._has_newer_gradient = False
         for parameter in self.correction.row.parameters:
             if parameter.grad is not None:
-                return parameter.grad
-        return None
+                self._early_gradient = parameter.grad
+                if parameter is not self._witness:
+                    self._witness = parameter
+                    watch = parameter.register_post_accumulate_grad_hook
+                    self._handles.append(watch(self._note_backward))  # type: ignore[no-untyped-call]
+                return
+
+    def _note_backward(self, parameter: Tensor) -> None:
+        if parameter is self._witness:
+            self._has_newer_gradient = True
+
+    def _take_early(self) -> Recorded | None:
+        """The result of `correct` for the present gradients; None if it was not called for them."""
+        early = self._early
+        self._early = None
+        if early is None or not self._has_newer_gradient:
+            return early
+        assert self._witness is not None
+        if early is Recorded.USED and self._witness.grad is self._early_gradient:
+            raise Failed(
+                "a backward pass was added to gradients that site.correct() had corrected; call "
+                "it once for each step, after the last backward(), and leave out a step with "
+                "zero_grad(set_to_none=True)."
+            )
+        return None  # no step followed `correct`, and these are new gradients
 
     def _unscale(self) -> None:
         """Divide the gradients by the scale of the loss, unless the script has done it."""
-        scaler = self.scaler
-        if not isinstance(scaler, torch.amp.GradScaler) or not scaler.is_enabled():
+        if self.scaler is None:
             return
         try:
-            scaler.unscale_(self.optimizer)
+            self.scaler.unscale_(self.optimizer)
         except RuntimeError as error:
             if "already been called" not in str(error):
                 raise
@@ -192,19 +230,22 @@ class OptimizerHooks:
         return tuple(changed), kwargs
 
     def _before_gradient_use(self) -> None:
-        early = self._early
-        self._early = None
+        # GradScaler sets both on fused optimizers, which divide by the scale themselves
+        scale = getattr(self.optimizer, "grad_scale", None)
+        found_inf = getattr(self.optimizer, "found_inf", None)
+        early = self._take_early()
         self._early_gradient = None
         if early is not None:
+            if scale is not None and early is Recorded.USED:
+                raise Failed(
+                    "site.correct() has corrected gradients that a GradScaler had scaled; pass "
+                    "scaler= to spodgt.join, or call scaler.unscale_(optimizer) before it."
+                )
             self._used_gradient = early is Recorded.USED
             return
-        found_inf = getattr(
-            self.optimizer, "found_inf", None
-        )  # set by GradScaler, fused optimizers
         if isinstance(found_inf, Tensor) and float(found_inf.sum()) > 0:
             self._used_gradient = False
             return
-        scale = getattr(self.optimizer, "grad_scale", None)
         self._correct(1.0 if scale is None else float(scale))
 
     def _correct(self, scale: float) -> Recorded:
@@ -214,6 +255,8 @@ class OptimizerHooks:
             self._skipped_in_a_row = 0
             return result
         self.skipped += 1
+        if self.scaler is not None:
+            return result  # it skips the step and lowers the scale, as without a site
         self._skipped_in_a_row += 1
         self.notify("the gradient is not finite; the step was skipped")
         if self._skipped_in_a_row >= _BAD_STEPS:
@@ -255,3 +298,15 @@ def _closure_position(args: Arguments) -> int | None:
         if position > 0 and callable(value):
             return position
     return None
+
+
+def warn_of_unknown_decay(optimizer: Optimizer) -> None:
+    """Warn if an optimizer that is not torch's has a weight decay: its kind is not known."""
+    is_known = isinstance(optimizer, COUPLED) or type(optimizer).__module__.startswith("torch.")
+    if is_known or not any(group.get("weight_decay") for group in optimizer.param_groups):
+        return
+    warnings.warn(
+        f"weight_decay of {type(optimizer).__name__} is not tracked, as that of AdamW; if it is "
+        "added to the gradient, add it to the loss instead.",
+        stacklevel=4,
+    )

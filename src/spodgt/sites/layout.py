@@ -124,11 +124,16 @@ class ModelRow:
     layout: RowLayout
     names: Sequence[str]
     parameters: Sequence[nn.Parameter]
-    buffers: Sequence[Tensor]
+    owners: Sequence[tuple[nn.Module, str]]  # of the buffers: module and name in it
     _sizes: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self._sizes = [parameter.numel() for parameter in self.parameters]
+
+    @property
+    def buffers(self) -> list[Tensor]:
+        """The present buffers; `module.to` and others replace them by new tensors."""
+        return [getattr(module, name) for module, name in self.owners]
 
     def views(self, row: Tensor) -> list[Tensor]:
         """The tracked columns of a row in the shapes of the parameters, without a copy."""
@@ -218,14 +223,14 @@ def model_row(model: nn.Module) -> ModelRow:
         )
     for name, parameter in trained.items():
         _check_parameter(name, parameter)
-    buffers = {name: each for name, each in _named_buffers(model) if each.dtype in _SUPPORTED}
+    owners = _statistics(model)
     specs = [_spec(name, parameter) for name, parameter in trained.items()]
     layout = RowLayout(
         tuple(specs),
-        tuple(TensorSpec(name, tuple(each.shape), _dtype(each)) for name, each in buffers.items()),
+        tuple(_spec(name, getattr(module, each)) for name, (module, each) in owners.items()),
         _fingerprint(model),
     )
-    return ModelRow(layout, list(trained), list(trained.values()), list(buffers.values()))
+    return ModelRow(layout, list(trained), list(trained.values()), list(owners.values()))
 
 
 def check_unchanged(row: ModelRow, model: nn.Module) -> None:
@@ -283,13 +288,14 @@ def _named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     yield from zip(_clean_all(list(named)), named.values(), strict=True)
 
 
-def _named_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def _statistics(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
     """Running statistics of normalization layers; their counters of batches remain local."""
     named = {}
-    for name, buffer in model.named_buffers():
-        if name.rpartition(".")[2] in _STATISTICS:
-            named[name] = buffer
-    yield from zip(_clean_all(list(named)), named.values(), strict=True)
+    for prefix, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name in _STATISTICS and buffer.dtype in _SUPPORTED:
+                named[f"{prefix}.{name}" if prefix else name] = (module, name)
+    return dict(zip(_clean_all(list(named)), named.values(), strict=True))
 
 
 def _check_parameter(name: str, parameter: nn.Parameter) -> None:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 import time
 import warnings
-from collections.abc import Mapping
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from spodgt.errors import Failed
-from spodgt.sites import checkpoint
-from spodgt.sites.checkpoint import HasState
+from spodgt.sites.checkpoint import Checkpoint
 from spodgt.sites.connection import Connection
 from spodgt.sites.correction import Correction
 from spodgt.sites.handover import Block
@@ -35,7 +32,7 @@ class LocalTraining:
         options: When a block ends.
         replicas: Processes inside the site.
         connection: To the other sites; None in all processes but rank 0.
-        saved_objects: Optimizer, scheduler and scaler by name.
+        checkpoint: Of optimizer, scheduler and scaler.
     """
 
     def __init__(
@@ -46,7 +43,7 @@ class LocalTraining:
         options: BlockOptions,
         replicas: Replicas,
         connection: Connection | None,
-        saved_objects: Mapping[str, HasState],
+        checkpoint: Checkpoint,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -55,7 +52,7 @@ class LocalTraining:
         self.options = options
         self.replicas = replicas
         self.connection = connection
-        self.saved_objects = saved_objects
+        self.checkpoint = checkpoint
         self.exchange_seconds = 0.0  # in which the training thread did not train
         self._blocks = 0  # of this process
         self._block_began = time.monotonic()
@@ -71,8 +68,7 @@ class LocalTraining:
         if connection is not None:
             if connection.needs_initial_model:
                 first = connection.membership.manifest.names[0]
-                text = f"spodgt: {connection.name} waits for the initial model of {first}"
-                print(text, file=sys.stderr)
+                connection.inform("waiting", f"waits for the initial model of {first}")
                 self.row.write(connection.handover.take_initial_model())
             self._take_update(connection)
         self._copy_from_peer()
@@ -118,9 +114,8 @@ class LocalTraining:
 
     def save(self) -> None:
         """Write the states of optimizer, scheduler and scaler beside that of the exchange."""
-        connection = self.connection
-        if connection is not None:
-            checkpoint.save(connection.folder, self.saved_objects, connection.journal.event)
+        if self.connection is not None:
+            self.checkpoint.save()
 
     def warn(self, text: str) -> None:
         """Log what an operator must know, and warn the user of the script."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from spodgt.errors import InvalidInput
@@ -12,8 +13,10 @@ _EXAMPLES = {
     "max_silent_blocks": 10,
     "checkpoint_blocks": 10,
     "linger_seconds": 10.0,
+    "weight": 1.0,
+    "max_norm": 1.0,
 }
-_OPTIONAL = ("block_steps", "block_seconds", "max_silent_blocks")
+_OPTIONAL = ("block_steps", "block_seconds", "max_silent_blocks", "max_norm")
 
 
 @dataclass(frozen=True)
@@ -40,10 +43,12 @@ class BlockOptions:
                 raise InvalidInput(f"{key} must be positive, got {value!r}; use {key}={example}.")
         for key in ("block_steps", "max_silent_blocks", "checkpoint_blocks"):
             value = getattr(self, key)
-            if value is not None and value != int(value):
+            if value is not None and (math.isinf(value) or value != int(value)):
                 raise InvalidInput(
                     f"{key} must be an integer, got {value!r}; use {key}={_EXAMPLES[key]}."
                 )
+        if math.isinf(self.weight):
+            raise InvalidInput(f"weight must be finite, got {self.weight!r}; use weight=1.0.")
         if not isinstance(self.alpha, int | float) or not 0 < self.alpha <= 1:
             raise InvalidInput(f"alpha must be in (0, 1], got {self.alpha!r}; use alpha=1.0.")
         if self.initial not in ("first", "own"):

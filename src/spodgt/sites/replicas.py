@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+Shared = TypeVar("Shared")
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,14 @@ class Replicas:
     def is_peer(self) -> bool:
         """Whether this process exchanges messages with other sites."""
         return self.rank == 0
+
+    def share(self, value: Shared) -> Shared:
+        """The value of rank 0; every process must call it."""
+        if self.count == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, 0)
+        return box[0]
 
     @torch.no_grad()
     def copy_from_peer(self, tensors: Iterable[Tensor]) -> None:

@@ -14,14 +14,19 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from spodgt.errors import InvalidInput
-from spodgt.sites import checkpoint
-from spodgt.sites.checkpoint import HasState
+from spodgt.errors import Failed, InvalidInput
+from spodgt.sites.checkpoint import Checkpoint, HasState, Notify
 from spodgt.sites.connection import Connection
 from spodgt.sites.correction import Correction
 from spodgt.sites.exchange import ExchangeOptions
-from spodgt.sites.hooks import OptimizerHooks, check_model, check_parameters, unwrap_optimizer
-from spodgt.sites.layout import model_row
+from spodgt.sites.hooks import (
+    OptimizerHooks,
+    check_model,
+    check_parameters,
+    unwrap_optimizer,
+    warn_of_unknown_decay,
+)
+from spodgt.sites.layout import ModelRow, model_row
 from spodgt.sites.lent_model import LentModel
 from spodgt.sites.local_training import LocalTraining
 from spodgt.sites.options import BlockOptions
@@ -57,6 +62,7 @@ class Site:
         self.optimizer = unwrap_optimizer(optimizer)
         self.row = model_row(model)
         check_parameters(self.row, self.optimizer)
+        warn_of_unknown_decay(self.optimizer)
         self.replicas = Replicas.of_this_process()
         if self.replicas.count > 1 and options.block_seconds is not None:
             raise InvalidInput(
@@ -70,6 +76,8 @@ class Site:
         self._hooks: OptimizerHooks | None = None
         self._training: LocalTraining | None = None
         self._steps_before = 0  # made by earlier processes
+        self._is_joined = False
+        self._guard = self.optimizer.register_step_pre_hook(_refuse_step)
 
     @property
     def name(self) -> str:
@@ -87,7 +95,7 @@ class Site:
     @property
     def exchange_seconds(self) -> float:
         """Seconds in which the training waited for exchanges."""
-        return self._running().exchange_seconds
+        return 0.0 if self._training is None else self._training.exchange_seconds
 
     def exchange(self) -> None:
         """End the block now, whatever its length."""
@@ -103,8 +111,12 @@ class Site:
             self._steps_before += loan.take_back()
 
     def correct(self) -> None:
-        """Correct the gradients now; call it before your own clipping, once for each step."""
-        if self._hooks is None:
+        """Correct the gradients now, before your own clipping.
+
+        Call it once for each step, after the last backward pass. With a GradScaler, pass `scaler`
+        to `spodgt.join`, or call `scaler.unscale_(optimizer)` before.
+        """
+        if self._hooks is None or not self._is_joined:
             raise InvalidInput("site.correct() was called outside `with spodgt.join(...)`.")
         self._hooks.correct()
 
@@ -125,28 +137,47 @@ class Site:
         if accuracy is not None:
             self._connection.scores.accuracy = float(accuracy)
         self._connection.journal.append(row)
+        if not self._is_joined:
+            self._connection.reporter.report(last=True)  # else the exchange does it soon
 
     def __enter__(self) -> Self:
+        self._guard.remove()
         if self.replicas.is_peer:
-            self._connection = self._connect()
+            self._connection = _connect(self.folder, self.row, self.correction.dtype, self.options)
+        try:
+            self._begin()
+        except BaseException:
+            if self._connection is not None:
+                self._connection.close()
+            raise
+        return self
+
+    def _begin(self) -> None:
+        """Continue the training of earlier processes, and correct the steps from now on."""
+        steps = 0
+        saved = None
+        notify: Notify = _ignore
+        connection = self._connection
+        if connection is not None:
+            notify = connection.inform
+        checkpoint = Checkpoint(self.folder, self.saved_objects, notify)
+        if connection is not None:
+            steps = connection.node.state.gradients
+            if connection.is_restored:
+                saved = checkpoint.read()
+        self._steps_before, saved = self.replicas.share((steps, saved))
+        if saved is not None:
+            checkpoint.restore(saved)
         training = LocalTraining(
             self.model,
             self.optimizer,
             self.correction,
             self.options,
             self.replicas,
-            self._connection,
-            self.saved_objects,
+            connection,
+            checkpoint,
         )
-        try:
-            training.begin()
-        except BaseException:
-            if self._connection is not None:
-                self._connection.close()
-            raise
-        steps = torch.tensor([self._steps_before], device=self.correction.correction.device)
-        self.replicas.copy_from_peer([steps])
-        self._steps_before = int(steps)
+        training.begin()
         self._training = training
         self._hooks = OptimizerHooks(
             self.optimizer,
@@ -155,31 +186,7 @@ class Site:
             training.warn,
             self.saved_objects.get("scaler"),
         )
-        return self
-
-    def _connect(self) -> Connection:
-        """Open the folder, continue from its state, and begin to exchange in the background."""
-        options = self.options
-        connection = Connection(
-            self.folder,
-            self.row.layout,
-            self.row.read(),
-            dtype=self.correction.dtype,
-            initial=options.initial,
-            options=ExchangeOptions(options.alpha, options.max_silent_blocks),
-            durability=options.durability,
-        )
-        try:
-            state = connection.node.state
-            self._steps_before = state.gradients
-            if connection.is_restored:
-                self.row.write(state.method.x[0])
-                checkpoint.load(self.folder, self.saved_objects, connection.journal.event)
-            connection.start()
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+        self._is_joined = True
 
     def __exit__(
         self,
@@ -198,17 +205,49 @@ class Site:
                 training.save()
                 connection.finish(self.options.linger_seconds)  # informs the neighbours
         finally:
+            self._is_joined = False
             if connection is not None:
                 connection.close()
         if error is None and connection is not None and self.steps == 0:
             warnings.warn(
                 "optimizer.step() was never called on the optimizer given to spodgt.join, so "
-                "nothing was "
-                "learned here; pass the optimizer that the loop uses.",
+                "nothing was learned here; pass the optimizer that the loop uses.",
                 stacklevel=2,
             )
 
     def _running(self) -> LocalTraining:
-        if self._training is None:
+        if self._training is None or not self._is_joined:
             raise InvalidInput("the site is not connected; use it inside `with spodgt.join(...)`.")
         return self._training
+
+
+def _refuse_step(optimizer: Optimizer, args: object, kwargs: object) -> None:
+    raise Failed(
+        "optimizer.step() was called outside `with spodgt.join(...)`, so nothing would be exchanged; "
+        "put the training loop inside the with block."
+    )
+
+
+def _connect(folder: Path, row: ModelRow, dtype: torch.dtype, options: BlockOptions) -> Connection:
+    """Open the folder, continue from its state, and begin to exchange in the background."""
+    connection = Connection(
+        folder,
+        row.layout,
+        row.read(),
+        dtype=dtype,
+        initial=options.initial,
+        options=ExchangeOptions(options.alpha, options.max_silent_blocks),
+        durability=options.durability,
+    )
+    try:
+        if connection.is_restored:
+            row.write(connection.node.state.method.x[0])
+        connection.start()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _ignore(kind: str, text: str) -> None:
+    """Events of the processes that rank 0 of DistributedDataParallel reports for."""
