@@ -15,9 +15,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from torch import nn
 
 import spodgt
 from spodgt import figures
+from spodgt.cli.compare import results_table
 from spodgt.errors import InvalidInput
 from spodgt.record import (
     METRICS,
@@ -463,3 +465,14 @@ def test_a_curve_ends_where_its_method_ends() -> None:
 def test_record_warns_of_deprecated_names(result: spodgt.Result) -> None:
     with pytest.warns(DeprecationWarning, match=r"Result\.judged is .*Result\.primary_metric"):
         assert result.judged == result.primary_metric
+
+
+def test_primary_metric_is_that_of_the_validation_data_without_test_data() -> None:
+    x = torch.randn(20, 2, generator=torch.Generator().manual_seed(0))
+    clients = [(x, (x[:, 0] > 0).long())] * 3
+    problem = spodgt.Learning(nn.Linear(2, 2), nn.CrossEntropyLoss(), clients, validation=0.2)
+    result = spodgt.train("spod-gt", problem, spodgt.Network.ring(3), rounds=2)
+    assert result.primary_metric == "validation_accuracy"
+    assert "validation_accuracy" in str(result)
+    headings = [str(column.header) for column in results_table(result).columns]
+    assert headings[1] == "validation_accuracy"

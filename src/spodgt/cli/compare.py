@@ -237,11 +237,17 @@ def results_table(result: Record) -> Table:
 
     All numbers are means over seeds.
     """
+    from spodgt.record import statistics
+
     summary = result.summary()
-    has_accuracy = result.primary_metric == "accuracy"
+    metric = result.primary_metric
+    has_accuracy = metric == "accuracy"
     if has_accuracy:
         summary = summary.sort_values("accuracy", ascending=False)
         quality = ["mean", "± σ", "average", "worst"]
+    elif metric != "loss":  # without test data that of the validation data
+        summary = summary.sort_values(metric, ascending=statistics.better(metric) < 0)
+        quality = [metric]
     else:
         summary = summary.sort_values("loss")
         other_scores = [name for name in result.scores if name in summary]

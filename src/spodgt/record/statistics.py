@@ -62,8 +62,14 @@ class Band:
 
 
 def primary_metric(frame: pd.DataFrame) -> str:
-    """The metric by which methods are compared: the accuracy of a classification, else the loss."""
-    return "accuracy" if _has_values(frame, "accuracy") else "loss"
+    """The metric by which methods are compared: the accuracy of a classification, else the loss.
+
+    A problem with validation data but no test data has those of the validation data.
+    """
+    for name in ("accuracy", "loss", "validation_accuracy", "validation_loss"):
+        if _has_values(frame, name):
+            return name
+    return "loss"
 
 
 def _has_values(frame: pd.DataFrame, column: str) -> bool:
