@@ -99,8 +99,8 @@ def _check_script_options(*others: str | None) -> None:
     """Reject options of runs whose model, data and method are not those of a script."""
     if any(value is not None for value in others):
         raise InvalidInput(
-            "--script brings its own model, data and optimizer; leave out --problem, --labels-per-client "
-            "and --method."
+            "--script brings its own model, data and optimizer; leave out --problem, "
+            "--labels-per-client and --method."
         )
 
 

@@ -67,8 +67,9 @@ class WatchedRun:
             return
         if self.requester is None:
             raise InvalidInput(
-                f"{(addresses or remote)[0]} is no folder here, so it is requested over the network, "
-                "which needs --identity with the folder of a client, or of: spodgt peer issue observer."
+                f"{(addresses or remote)[0]} is no folder here, so it is requested over the "
+                "network, which needs --identity with the folder of a client, or of: "
+                "spodgt peer issue observer."
             )
         self.remote = RemoteReports(self.requester, self.lock)
         self.manifest = self.manifest or load(self.requester)

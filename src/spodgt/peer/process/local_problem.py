@@ -247,7 +247,8 @@ def manifest_problem(manifest: Manifest, name: str | None = None) -> Problem:
     """The problem that a manifest describes, in as many parts as the run was made with."""
     if manifest.is_script:
         raise InvalidInput(
-            "the run is for training scripts; start the script that calls spodgt.join with this folder."
+            "the run is for training scripts; start the script that calls spodgt.join with this "
+            "folder."
         )
     clients = manifest.divided_into or len(manifest.clients)
     return problem_of(read_problem(manifest.problem), clients, name).draw(manifest.seed)
