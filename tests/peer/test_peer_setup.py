@@ -922,8 +922,9 @@ def test_identity_with_any_flipped_bit_is_good_or_refused_in_one_sentence(part: 
     for bit in range(8 * len(data)):
         damaged = bytearray(data)
         damaged[bit // 8] ^= 1 << bit % 8
+        changed: dict[str, Any] = {part: bytes(damaged)}
         try:
-            certificates.check(replace(whole, **{part: bytes(damaged)}))
+            certificates.check(replace(whole, **changed))
         except InvalidInput:
             refused += 1
     assert refused > 4 * len(data)
