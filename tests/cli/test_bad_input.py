@@ -142,7 +142,7 @@ CONFIGS: dict[str, tuple[str, str]] = {
     ),
     "edge list empty": (
         "[network]\nkind = 'file'\npath = 'empty.txt'",
-        "network.path='empty.txt' is no network: the graph has no clients and no links; add some.",
+        "network.path='empty.txt' is no network: the graph must have at least one client, got none; add nodes.",
     ),
     "not strongly connected": (
         "[network]\nkind = 'file'\npath = 'line.txt'",

@@ -35,7 +35,7 @@ def graph_from_networkx(graph: networkx.Graph, nodelist: Sequence[Hashable] | No
     """
     _check_graph(graph)
     if not len(graph):
-        raise InvalidNetwork("the graph has no clients and no links; add some.")
+        raise InvalidNetwork("the graph must have at least one client, got none; add nodes.")
     nodes = _ordered_nodes(graph, nodelist)
     client_of = {node: client for client, node in enumerate(nodes)}
     edges = list(graph.edges(data="weight"))
