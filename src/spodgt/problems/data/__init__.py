@@ -1,6 +1,7 @@
 """Data: the data sets, how to get them, and how they are divided among clients.
 
-datasets.py download.py         data sets by name; their files
+catalog.py datasets.py download.py
+                                data sets by name: how to get, load and download them
 image_formats.py packages.py text_corpora.py network_datasets.py
                                 file formats
 partitions.py holdout.py        dividing samples among clients; validation samples

