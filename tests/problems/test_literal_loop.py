@@ -310,4 +310,4 @@ def test_an_engine_that_was_used_can_be_copied_and_sent() -> None:
     inputs, targets = reader.read(minibatches(), 5, x.device, x.dtype)
     for other in (copy.deepcopy(engine), pickle.loads(pickle.dumps(engine))):
         assert other.copies == {}
-        assert torch.equal(other.with_losses(x, inputs, targets, [0] * CLIENTS)[1], first)
+        assert torch.equal(other.losses_and_gradients(x, inputs, targets, [0] * CLIENTS)[1], first)
