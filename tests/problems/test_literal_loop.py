@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from spodgt import Learning, rng
-from spodgt.problems.data.pytree import seed_all, seeded
 from spodgt.problems.gradients.loop import LoopEngine
 from spodgt.problems.minibatch_gradients import MinibatchReader
+from spodgt.problems.random_state import seed_all, seeded
 from spodgt.types import Minibatches
 
 CLIENTS, CLASSES, FEATURES = 3, 4, 6

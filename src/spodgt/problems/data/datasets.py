@@ -31,7 +31,8 @@ from spodgt.problems.data.catalog import (
     find_entry,
     names_of,
 )
-from spodgt.problems.data.image_formats import Bytes, file_error, read_cifar, read_names, read_pair
+from spodgt.problems.data.file_errors import file_error
+from spodgt.problems.data.image_formats import Bytes, read_cifar, read_names, read_pair
 from spodgt.problems.data.samples import Samples
 
 Split = Samples  # uint8 images (N, C, H, W) and int64 labels (N,)

@@ -37,14 +37,8 @@ from spodgt.problems.data.catalog import (
     Entry,
     find_entry,
 )
-from spodgt.problems.data.image_formats import (
-    Bytes,
-    FileContentError,
-    check_labels,
-    file_error,
-    file_errors,
-    require,
-)
+from spodgt.problems.data.file_errors import FileContentError, file_error, file_errors, require
+from spodgt.problems.data.image_formats import Bytes, check_labels
 from spodgt.problems.data.packages import MAX_FILE_BYTES
 
 # Called with the file, the bytes so far, and the bytes in all where known.

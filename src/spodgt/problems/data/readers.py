@@ -13,7 +13,7 @@ from torch.utils import data as torch_data
 
 from spodgt._util.text import first_line
 from spodgt.errors import InvalidData
-from spodgt.problems.data.pytree import Tree, leaves, seeded, tree_map
+from spodgt.problems.data.pytree import Tree, leaves, tree_map
 from spodgt.problems.data.samples import (
     AnySamples,
     Collate,
@@ -22,6 +22,7 @@ from spodgt.problems.data.samples import (
     Readable,
     Samples,
 )
+from spodgt.problems.random_state import seeded
 
 Source = torch_data.Dataset[object] | Sequence[object] | Mapping[str, object]
 Clients = Sequence[Source] | Mapping[str, Source]

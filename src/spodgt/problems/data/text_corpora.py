@@ -25,7 +25,7 @@ from torch import Tensor
 from spodgt.errors import InvalidData
 from spodgt.problems.data.catalog import CATALOG
 from spodgt.problems.data.datasets import folder_of
-from spodgt.problems.data.image_formats import file_error, file_errors, require
+from spodgt.problems.data.file_errors import file_error, file_errors, require
 from spodgt.problems.data.packages import MAX_FILE_BYTES, read_package
 from spodgt.types import Ints
 

@@ -14,9 +14,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from spodgt.problems.data.pytree import Tree, clone, seed_all, seeded
+from spodgt.problems.data.pytree import Tree, clone
 from spodgt.problems.gradients import NO_COLUMNS, DropoutSeeds, Engine, Layout, PerClient
 from spodgt.problems.losses import Objective, call_module
+from spodgt.problems.random_state import seed_all, seeded
 from spodgt.thread_pool import run_tasks
 
 T = TypeVar("T")

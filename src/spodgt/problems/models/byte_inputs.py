@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from spodgt.errors import InvalidInput
 from spodgt.problems.data.client_data import ClientData
-from spodgt.problems.data.pytree import Tree, clone, seeded, tensor_leaves, tree_map
+from spodgt.problems.data.pytree import Tree, clone, tensor_leaves, tree_map
 from spodgt.problems.losses import Objective, call_module
 from spodgt.problems.models.probe import copy_in_float32
+from spodgt.problems.random_state import seeded
 
 _PROBE_SAMPLES = 4
 

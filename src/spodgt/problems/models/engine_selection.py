@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from spodgt import rng
-from spodgt.problems.data.pytree import Tree, seeded
+from spodgt.problems.data.pytree import Tree
 from spodgt.problems.gradients import Engine, flatten
 from spodgt.problems.gradients.linear import LinearEngine
 from spodgt.problems.gradients.loop import LoopEngine
 from spodgt.problems.gradients.vmap import VmapEngine
 from spodgt.problems.losses import stacked_loss
 from spodgt.problems.models.torch_internals import has_hooks
+from spodgt.problems.random_state import seeded
 
 _CONTAINERS = (nn.Sequential, nn.Flatten, nn.Identity)  # modules that compute nothing themselves
 _RANDOM_MODEL_SCALES = (0.3, 3.0)

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from spodgt._util.text import first_line
 from spodgt.errors import InvalidInput
-from spodgt.problems.data.pytree import Tree, clone, concat, seeded
+from spodgt.problems.data.pytree import Tree, clone, concat
 from spodgt.problems.losses import Loss, Objective, call_module, compares_classes, compares_elements
+from spodgt.problems.random_state import seeded
 from spodgt.problems.user_code import user_code_errors
 
 
