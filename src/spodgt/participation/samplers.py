@@ -1,7 +1,7 @@
 """Samplers of correlated availability: functions of a range of rounds that return masks.
 
-A sampler is a pure function of (seed, round): the mask of a round does not depend on the rounds that
-were sampled before. The recipes of `correlated` combine them.
+A sampler is a pure function of (seed, round): the mask of a round does not depend on the rounds
+that were sampled before. The recipes of `correlated` combine them.
 """
 
 from __future__ import annotations

@@ -271,7 +271,7 @@ class _RunningSums:
         """Add the values of a loss(outputs, targets)."""
         losses = []
         for outputs_of_model in outputs:
-            loss = self.model.objective.of(clone(outputs_of_model), clone(batch.targets))
+            loss = self.model.objective.loss_of(clone(outputs_of_model), clone(batch.targets))
             losses.append(loss)
         self.loss += weight * torch.stack(losses).cpu().double()
 

@@ -126,7 +126,7 @@ class Objective:
             if self.calls_model:
                 return self.loss(module, join_batch(inputs, targets))
             outputs = call_module(module, inputs)
-        return self.of(self.widened(outputs), targets)
+        return self.loss_of(self.widened(outputs), targets)
 
     def precision(self, inputs: Tree) -> AbstractContextManager[object]:
         """The context of forward passes of gradients: `torch.autocast` if enabled."""
@@ -148,7 +148,7 @@ class Objective:
 
         return tree_map(to_float32, outputs)
 
-    def of(self, outputs: Tree, targets: Tree) -> Tensor:
+    def loss_of(self, outputs: Tree, targets: Tree) -> Tensor:
         """The mean loss of outputs, a scalar; zero if all targets are ignored."""
         if (
             self.ignore_index is not None

@@ -125,7 +125,7 @@ class Reader:
         )
 
     def _refuse_ambiguous_list(self, source: Sequence[object], client_label: str) -> None:
-        """Refuse a list of two arrays if samples may be arrays: it may be a pair, or two samples."""
+        """Refuse a list of two arrays that may be a pair of arrays or two samples."""
         if self.whole_batches and isinstance(source, list) and _is_pair_of_arrays(source):
             raise InvalidData(
                 f"{client_label} is a list of two tensors, which may be two samples or inputs and "

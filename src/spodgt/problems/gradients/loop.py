@@ -252,8 +252,8 @@ def differentiable_attention() -> Iterator[None]:
 def _fails_with_channels_last(layer: nn.Conv2d) -> bool:
     """Whether the gradient of the weights may write past its memory with channels last.
 
-    This is a bug of strided 1×1 convolutions of fewer channels than oneDNN takes at once, which is 8
-    or 16 (https://github.com/uxlfoundation/oneDNN/issues/6035).
+    This is a bug of strided 1×1 convolutions of fewer channels than oneDNN takes at once, 8 or 16
+    (https://github.com/uxlfoundation/oneDNN/issues/6035).
     """
     return (
         layer.kernel_size == (1, 1)

@@ -44,7 +44,7 @@ def evaluate_once(
         else:
             outputs = call_module(module, clone(inputs))
             _check_targets_fit(objective.loss, outputs, targets)
-            value = objective.of(outputs, clone(targets))
+            value = objective.loss_of(outputs, clone(targets))
     if not isinstance(value, Tensor):
         raise InvalidInput(
             f"loss must return a tensor, got {type(value).__name__}; return one number."

@@ -201,7 +201,9 @@ class ModelProbe:
         """Whether the loss of one sample can be computed and is finite."""
         try:
             inputs, targets = samples.take(torch.tensor([index]), torch.float32)
-            return bool(self.objective.of(call_module(self.module, inputs), targets).isfinite())
+            return bool(
+                self.objective.loss_of(call_module(self.module, inputs), targets).isfinite()
+            )
         except Exception:
             return False
 
