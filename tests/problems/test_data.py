@@ -29,7 +29,7 @@ from PIL import Image
 from spodgt.errors import InvalidData, UnusedDataWarning
 from spodgt.problems import data
 from spodgt.problems.data import IID, Dirichlet, Explicit, LabelsPerClient, datasets
-from spodgt.problems.data.catalog import CATALOG, CIFAR_FILES, IDX_FILES
+from spodgt.problems.data.catalog import CATALOG, CIFAR_FILES, IDX_FILES, Entry, IdxImages
 from spodgt.problems.data.image_formats import read_idx
 from tools.make_embedded import choose
 
@@ -315,6 +315,34 @@ def test_damaged_installation_says_reinstall(
     with pytest.raises(InvalidData) as error:
         data.load("fashion-mnist-small")
     sentence(error, "reinstall spodgt")
+
+
+def test_a_new_data_set_in_idx_files_is_one_entry(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    classes = tuple("おきすつなはまやれを")
+    files = tuple(f"{file}.gz" for file in IDX_FILES)
+    folder = fashion(tmp_path / "home")
+    sums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+    entry = Entry(
+        "kmnist",
+        "images",
+        files,
+        "CC BY-SA 4.0",
+        offline="copy it from another machine",
+        url=folder.as_uri() + "/",
+        sha256=sums,
+        idx=IdxImages((1, 28, 28), classes),
+    )
+    monkeypatch.setitem(CATALOG, "kmnist", entry)
+    with pytest.raises(InvalidData, match="run `spodgt data get kmnist`, or copy it"):
+        data.load("kmnist")
+    assert data.get("kmnist") == tmp_path / "data" / "kmnist"
+    found = data.load("kmnist")
+    assert found.train.inputs.shape == (20, 1, 28, 28)
+    assert found.classes == classes
+    assert data.import_("kmnist", folder, tmp_path / "other") == tmp_path / "other" / "kmnist"
+    assert "kmnist" in [row.name for row in data.available()]
 
 
 # Getting and importing
