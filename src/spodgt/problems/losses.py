@@ -62,18 +62,6 @@ def stacked_loss(loss: Loss) -> Loss | None:
     return None
 
 
-def total_weight(loss: Loss, targets: Tensor) -> float:
-    """The weight of the mean loss of these samples in a mean over several batches.
-
-    It is the number of targets, or the sum of their class weights if the loss has any.
-    """
-    if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) and not targets.is_floating_point():
-        targets = targets[targets != loss.ignore_index]
-        if loss.weight is not None:
-            return float(loss.weight[targets].sum())
-    return float(targets.numel())
-
-
 # Numbers of the losses in `gradients.linear_model`.
 LOSSES: dict[Loss, int] = {multi_margin: 0, cross_entropy: 1, one_vs_rest: 2}
 
@@ -160,10 +148,18 @@ class Objective:
         return self.loss(outputs, targets)
 
     def total_weight(self, targets: Tree, count: int) -> float:
-        """The weight of the mean loss of `count` samples in a mean over several batches."""
-        if isinstance(targets, Tensor):
-            return total_weight(self.loss, targets)
-        return float(count)
+        """The weight of the mean loss of `count` samples in a mean over several batches.
+
+        It is the number of targets, or the sum of their class weights if the loss has any.
+        """
+        if not isinstance(targets, Tensor):
+            return float(count)
+        loss = self.loss
+        if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) and not targets.is_floating_point():
+            targets = targets[targets != loss.ignore_index]
+            if loss.weight is not None:
+                return float(loss.weight[targets].sum())
+        return float(targets.numel())
 
 
 def call_module(module: nn.Module, inputs: Tree) -> Tree:

@@ -1,14 +1,18 @@
-"""Errors about the content of files: the file, what it must hold, what was found, and the fix."""
+"""Opens files, and errors about their content: what it must be, what was found, and the fix."""
 
 from __future__ import annotations
 
+import gzip
 import lzma
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from spodgt.errors import InvalidData
+
+Stream = BinaryIO | gzip.GzipFile | lzma.LZMAFile
 
 
 class FileContentError(InvalidData):
@@ -58,3 +62,12 @@ def file_errors(path: Path, fix: str) -> Iterator[None]:
         if isinstance(error, EOFError):
             got = "one that is cut short"
         raise file_error(path, f"be a whole {kind} file", got, fix) from error
+
+
+def open_file(path: Path) -> Stream:
+    """Open a file for reading bytes, decompressed if it is `.gz` or `.xz`."""
+    if path.suffix == ".gz":
+        return gzip.open(path, "rb")
+    if path.suffix == ".xz":
+        return lzma.open(path, "rb")
+    return path.open("rb")

@@ -6,19 +6,15 @@ raises `InvalidData` with the file, the expected and the actual content, and the
 
 from __future__ import annotations
 
-import gzip
-import lzma
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from spodgt.problems.data.file_errors import file_error, file_errors, require
+from spodgt.problems.data.file_errors import Stream, file_error, file_errors, open_file, require
 
 Bytes = NDArray[np.uint8]
-Stream = BinaryIO | gzip.GzipFile | lzma.LZMAFile
 
 CIFAR_SHAPE = (3, 32, 32)  # planes of red, green and blue, each row by row
 CIFAR_RECORD = 1 + 3 * 32 * 32  # one label, then the pixels
@@ -44,7 +40,7 @@ def read_idx(path: Path, item: tuple[int, ...], fix: str) -> Bytes:
     axes = 1 + len(item)
     magic = bytes([0, 0, _UNSIGNED_BYTE, axes])
     length = 4 + 4 * axes
-    with file_errors(path, fix), _open(path) as stream:
+    with file_errors(path, fix), open_file(path) as stream:
         header = _read(stream, length)
         got = header[:4].hex() or "nothing"
         expected = f"start with the IDX magic number {magic.hex()}"
@@ -114,14 +110,6 @@ def check_labels(path: Path, labels: NDArray[np.integer], classes: int, fix: str
         position = invalid[0]
         expected = f"have labels from 0 to {classes - 1}"
         raise file_error(path, expected, f"{labels[position]} as label {position}", fix)
-
-
-def _open(path: Path) -> Stream:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rb")
-    if path.suffix == ".xz":
-        return lzma.open(path, "rb")
-    return path.open("rb")
 
 
 def _read(stream: Stream, limit: int) -> bytes:

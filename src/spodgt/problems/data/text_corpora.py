@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import json
-import lzma
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from torch import Tensor
 from spodgt.errors import InvalidData
 from spodgt.problems.data.catalog import CATALOG
 from spodgt.problems.data.datasets import folder_of
-from spodgt.problems.data.file_errors import file_error, file_errors, require
+from spodgt.problems.data.file_errors import file_error, file_errors, open_file, require
 from spodgt.problems.data.packages import MAX_FILE_BYTES, read_package
 from spodgt.types import Ints
 
@@ -108,10 +107,7 @@ def _read_windows(name: str, path: Path, context: int) -> Texts:
 # --- files ---------------------------------------------------------------------------------------
 def read_speeches(path: Path, fix: str) -> dict[str, str]:
     """Speaker → text, from JSON lines, plain or packed by xz."""
-    with (
-        file_errors(path, fix),
-        lzma.open(path, "rb") if path.suffix == ".xz" else path.open("rb") as stream,
-    ):
+    with file_errors(path, fix), open_file(path) as stream:
         raw = stream.read(MAX_FILE_BYTES + 1)
     require(len(raw) <= MAX_FILE_BYTES, path, f"have at most {MAX_FILE_BYTES} bytes", "more", fix)
     speeches: dict[str, str] = {}
