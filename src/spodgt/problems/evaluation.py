@@ -18,7 +18,7 @@ from spodgt.problems.gradients import Engine, PerClient
 from spodgt.problems.losses import join_batch
 from spodgt.problems.metrics import UserMetric, count_correct
 from spodgt.problems.models.trainable_model import TrainableModel
-from spodgt.problems.user_code import user_code_errors
+from spodgt.problems.user_code_errors import user_code_errors
 from spodgt.types import Better, Evaluation, Ints
 
 _MAX_UNREAD_BLOCK = 128  # samples that are read one by one

@@ -12,7 +12,7 @@ from spodgt.problems.data.samples import Samples
 from spodgt.problems.evaluation import block_size
 from spodgt.problems.gradients import PerClient
 from spodgt.problems.models.trainable_model import TrainableModel
-from spodgt.problems.user_code import user_code_errors
+from spodgt.problems.user_code_errors import user_code_errors
 from spodgt.types import Ints
 
 

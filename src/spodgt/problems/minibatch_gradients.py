@@ -23,7 +23,7 @@ from spodgt.problems.gradients import DropoutSeeds, PerClient
 from spodgt.problems.losses import LOSSES
 from spodgt.problems.models.trainable_model import TrainableModel
 from spodgt.problems.protocols import GradientFunction, LinearData
-from spodgt.problems.user_code import user_code_error
+from spodgt.problems.user_code_errors import user_code_error
 from spodgt.types import Ints, Minibatches, Words
 
 # Random streams of a mini-batch besides `augmentation.STREAM`. The draws of its samples have the

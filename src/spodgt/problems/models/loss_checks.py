@@ -14,7 +14,7 @@ from spodgt.errors import InvalidInput
 from spodgt.problems.data.pytree import Tree, clone, concat
 from spodgt.problems.losses import Loss, Objective, call_module, compares_classes, compares_elements
 from spodgt.problems.random_state import seeded
-from spodgt.problems.user_code import user_code_errors
+from spodgt.problems.user_code_errors import user_code_errors
 
 
 def evaluate_once(

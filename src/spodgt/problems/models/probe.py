@@ -25,7 +25,7 @@ from spodgt.problems.models.carried_state import TRACKING_NORMS, refuse_carried_
 from spodgt.problems.models.loss_checks import check_gradient, evaluate_once, refuse_sum
 from spodgt.problems.models.torch_internals import has_gradient_hooks
 from spodgt.problems.random_state import random_state, seeded
-from spodgt.problems.user_code import user_code_errors
+from spodgt.problems.user_code_errors import user_code_errors
 from spodgt.types import Ints
 
 CONVOLUTIONS = (
