@@ -240,7 +240,7 @@ def eager(runs: list[Run]) -> Callable[[], None]:
             chosen = torch.from_numpy(held.indices[held.offsets[rows, None] + drawn])
             inputs, targets = problem.samples.take(chosen, x.dtype)
             index = torch.from_numpy(rows)
-            new[index] = engine.with_losses(x[index], inputs, targets, [])[1]
+            new[index] = engine.losses_and_gradients(x[index], inputs, targets, [])[1]
         y = y + new - g
         g = new
 

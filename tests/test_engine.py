@@ -118,7 +118,7 @@ def test_both_engines_give_the_same_run(name: str) -> None:
 def test_the_plain_engine_calls_step_and_the_module_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = toy()
     calls = {"step": 0, "module": 0}
-    step, losses = spodgt.SpodGT.step, LoopEngine.with_losses
+    step, losses = spodgt.SpodGT.step, LoopEngine.losses_and_gradients
 
     def counted_step(self, state, round):  # type: ignore[no-untyped-def]
         calls["step"] += isinstance(state.x, torch.Tensor)  # not when it is traced with symbols
@@ -129,7 +129,7 @@ def test_the_plain_engine_calls_step_and_the_module_itself(monkeypatch: pytest.M
         return losses(self, *args)
 
     monkeypatch.setattr(spodgt.SpodGT, "step", counted_step)
-    monkeypatch.setattr(LoopEngine, "with_losses", counted_losses)
+    monkeypatch.setattr(LoopEngine, "losses_and_gradients", counted_losses)
     train("spod-gt", "auto", problem)
     assert calls == {"step": 0, "module": 0}
     train("spod-gt", "plain", problem)

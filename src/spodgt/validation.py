@@ -144,11 +144,16 @@ def to_table(instance: Any) -> dict[str, object]:
     return table
 
 
-def _to_toml(value: Any) -> object:
+def to_kind_table(instance: Any) -> dict[str, object]:
+    """As `to_table`, with the name of the recipe as `kind`."""
+    return {"kind": instance.name, **to_table(instance)}
+
+
+def _to_toml(value: object) -> object:
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if hasattr(value, "__checked_init__"):  # a recipe inside a recipe
-        return {"kind": value.name, **to_table(value)}
+        return to_kind_table(value)
     if isinstance(value, Mapping):
         return {_to_toml_key(key): _to_toml(item) for key, item in value.items()}
     if isinstance(value, tuple | list | range):
@@ -197,12 +202,18 @@ def reject_unknown_keys(table: Mapping[str, object], allowed: Iterable[str], whe
             raise InvalidConfig(_unknown_key(key, value, allowed, where))
 
 
-def one_of(allowed: Iterable[str]) -> BeforeValidator:
-    """Validator of a text field: the value must be one of the words that are allowed by then."""
+def one_of(allowed: Iterable[str | None], fix: str | None = None) -> BeforeValidator:
+    """Validator of a field with few possible values.
+
+    Args:
+        allowed: The values; a registry may get further ones after this call.
+        fix: The end of the error message; None: the most similar value, or all of them.
+    """
 
     def check(value: object, info: pydantic.ValidationInfo) -> object:
         if value not in list(allowed):
-            raise ValueError(f"{info.field_name}={value!r} is not known; {choices(value, allowed)}")
+            advice = fix or choices(value, map(str, allowed))
+            raise ValueError(f"{info.field_name}={value!r} is not known; {advice}")
         return value
 
     return BeforeValidator(check)

@@ -449,6 +449,8 @@ def test_experiment_warns_of_deprecated_names() -> None:
         assert experiment.undivided is experiment.base_problem
     with pytest.warns(DeprecationWarning, match=r"Experiment\.beside is .*\.resolve_relative_to"):
         assert experiment.beside(Path(".")) is experiment
+    with pytest.warns(DeprecationWarning, match=r"Experiment\.rounds is .*\.max_rounds"):
+        assert experiment.rounds is experiment.max_rounds
 
 
 @pytest.mark.parametrize("name", ["portable", "sources", "code_files"])

@@ -432,7 +432,7 @@ def test_compiled_gradients_of_any_size_are_those_of_the_engine(
     held = problem.client_indices
     chosen = torch.from_numpy(held.indices[held.offsets[:-1, None] + drawn])
     inputs, targets = problem.samples.take(chosen, torch.float64)
-    expected = problem.model.engine.with_losses(x, inputs, targets, [])[1]
+    expected = problem.model.engine.losses_and_gradients(x, inputs, targets, [])[1]
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
@@ -455,7 +455,10 @@ def test_compiled_gradients_are_those_of_the_engine(
     inputs, targets = problem.samples.take(chosen, torch.float64)
     assert isinstance(problem.model.engine, LinearEngine)
     torch.testing.assert_close(
-        g, problem.model.engine.with_losses(x[rows], inputs, targets, [])[1], rtol=1e-10, atol=1e-12
+        g,
+        problem.model.engine.losses_and_gradients(x[rows], inputs, targets, [])[1],
+        rtol=1e-10,
+        atol=1e-12,
     )
 
 

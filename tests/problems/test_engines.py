@@ -130,8 +130,11 @@ def test_gradients_losses_and_outputs_are_plain_autograd(name: str, threads: int
     module, engine, x, inputs, targets = case(name)
     assert type(engine) is CASES[name][2]
     kept = x.clone()
-    grads = engine.with_losses(x, inputs, targets, [0] * CLIENTS)[1]
-    losses, outputs = engine.with_losses(x, inputs, targets, None)[0], engine.outputs(x, inputs[0])
+    grads = engine.losses_and_gradients(x, inputs, targets, [0] * CLIENTS)[1]
+    losses, outputs = (
+        engine.losses_and_gradients(x, inputs, targets, None)[0],
+        engine.outputs(x, inputs[0]),
+    )
     assert torch.equal(x, kept)
     assert grads.shape == x.shape
     for client in range(CLIENTS):
@@ -147,7 +150,9 @@ def test_the_number_of_threads_changes_nothing() -> None:
     before, found = torch.get_num_threads(), []
     for count in (1, 2, 3):
         torch.set_num_threads(count)
-        found.append(engine.with_losses(x.float(), inputs.float(), targets, [0] * CLIENTS)[1])
+        found.append(
+            engine.losses_and_gradients(x.float(), inputs.float(), targets, [0] * CLIENTS)[1]
+        )
     torch.set_num_threads(before)
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
@@ -157,19 +162,19 @@ def test_frozen_parameters_have_no_column_and_unused_ones_no_gradient() -> None:
     module, engine, x, _, _ = case("frozen")
     assert x.shape[1] == engine.layout.size == sum(p.numel() for p in module.parameters()) - 12 * 6
     _, engine, x, inputs, targets = case("tied")
-    assert not engine.layout.unflatten(engine.with_losses(x, inputs, targets, [0] * CLIENTS)[1])[
-        "unused"
-    ].any()
+    assert not engine.layout.unflatten(
+        engine.losses_and_gradients(x, inputs, targets, [0] * CLIENTS)[1]
+    )["unused"].any()
 
 
 def test_nothing_of_one_client_is_left_for_the_next() -> None:
     _, engine, x, inputs, targets = case("resnet")
     alone = [
-        engine.with_losses(x[n : n + 1], inputs[n : n + 1], targets[n : n + 1], [0])[1]
+        engine.losses_and_gradients(x[n : n + 1], inputs[n : n + 1], targets[n : n + 1], [0])[1]
         for n in range(CLIENTS)
     ]
     engine.outputs(torch.full_like(x, torch.nan), inputs[0])
-    assert_close(engine.with_losses(x, inputs, targets, [0] * CLIENTS)[1][1:2], alone[1])
+    assert_close(engine.losses_and_gradients(x, inputs, targets, [0] * CLIENTS)[1][1:2], alone[1])
     assert len(engine.copies) <= torch.get_num_threads() + 1  # threads of the pool, and this one
 
 
@@ -194,12 +199,12 @@ def test_dropout_is_a_function_of_the_seed_it_is_given(module: nn.Module) -> Non
     engine = engine_of(module.eval(), inputs[0], targets[0])
     x = flatten(module.parameters()).expand(CLIENTS, -1)
     state = torch.get_rng_state()
-    first = engine.with_losses(x, inputs, targets, [5, 6, 7])[1]
-    again = engine.with_losses(x[:2], inputs[:2], targets[:2], [5, 9])[1]
+    first = engine.losses_and_gradients(x, inputs, targets, [5, 6, 7])[1]
+    again = engine.losses_and_gradients(x[:2], inputs[:2], targets[:2], [5, 9])[1]
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(first[0], again[0])
     assert not torch.equal(first[1], again[1])
-    without = engine.with_losses(x, inputs, targets, None)[1]
+    without = engine.losses_and_gradients(x, inputs, targets, None)[1]
     plain = by_hand(module, x[0], inputs[0], targets[0])[1]
     assert_close(without[0], plain)
 
@@ -342,8 +347,8 @@ def test_autocast_is_near_and_leaves_single_precision(name: str, device: str) ->
     lower = replace(engine, objective=replace(engine.objective, autocast=True), copies={})
     ours = select_engine(lower, inputs[0], targets[0], device)
     assert isinstance(ours, LoopEngine if device == "cpu" else VmapEngine)
-    found = ours.with_losses(x, inputs, targets, [0] * CLIENTS)[1]
-    exact = engine.with_losses(x, inputs, targets, [0] * CLIENTS)[1]
+    found = ours.losses_and_gradients(x, inputs, targets, [0] * CLIENTS)[1]
+    exact = engine.losses_and_gradients(x, inputs, targets, [0] * CLIENTS)[1]
     assert found.dtype == torch.float32
     assert not torch.equal(found, exact)
     assert_close(found, exact, rtol=0.1, atol=0.05 * float(exact.abs().max()))

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from spodgt import Learning, rng
-from spodgt.problems.data.pytree import seed_all, seeded
 from spodgt.problems.gradients.loop import LoopEngine
 from spodgt.problems.minibatch_gradients import MinibatchReader
+from spodgt.problems.random_state import seed_all, seeded
 from spodgt.types import Minibatches
 
 CLIENTS, CLASSES, FEATURES = 3, 4, 6
@@ -310,4 +310,4 @@ def test_an_engine_that_was_used_can_be_copied_and_sent() -> None:
     inputs, targets = reader.read(minibatches(), 5, x.device, x.dtype)
     for other in (copy.deepcopy(engine), pickle.loads(pickle.dumps(engine))):
         assert other.copies == {}
-        assert torch.equal(other.with_losses(x, inputs, targets, [0] * CLIENTS)[1], first)
+        assert torch.equal(other.losses_and_gradients(x, inputs, targets, [0] * CLIENTS)[1], first)

@@ -18,9 +18,10 @@ from torch.utils.data import Dataset, TensorDataset
 import spodgt
 from spodgt import rng
 from spodgt.errors import InvalidInput
-from spodgt.problems.data.pytree import clone, concat, leaves, seeded, tree_map
+from spodgt.problems.data.pytree import clone, concat, leaves, tree_map
 from spodgt.problems.gradients.linear import LinearEngine
 from spodgt.problems.gradients.loop import LoopEngine
+from spodgt.problems.random_state import seeded
 from spodgt.types import Minibatches
 
 DRAWS = torch.Generator().manual_seed(4)

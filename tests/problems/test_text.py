@@ -20,7 +20,7 @@ from spodgt.errors import InvalidData, InvalidInput
 from spodgt.experiment import Experiment
 from spodgt.problems import speeches
 from spodgt.problems.data import IID, BySpeaker, import_, load, load_texts
-from spodgt.problems.data.text_corpora import ALPHABET, encoded, read_speeches, to_json_lines
+from spodgt.problems.data.text_corpora import ALPHABET, encode, read_speeches, to_json_lines
 from spodgt.problems.models.transformer import next_character, transformer
 
 SMALL: dict[str, Any] = {"clients": 3, "context": 8, "width": 8, "depth": 1, "test_samples": 20}
@@ -129,7 +129,7 @@ def test_the_examples_are_read(name: str) -> None:
 # --- edges -------------------------------------------------------------------------------------------
 def test_characters_that_are_not_in_the_alphabet() -> None:
     text = "“Don’t”  —  ünder\t1 %\x02"
-    assert "".join(ALPHABET[code] for code in encoded(text)) == '"Don\'t" - nder 1 %'
+    assert "".join(ALPHABET[code] for code in encode(text)) == '"Don\'t" - nder 1 %'
 
 
 def test_mistakes_are_named(tmp_path: Path) -> None:

@@ -482,7 +482,7 @@ def test_a_config_chooses_virtual_time() -> None:
         "run": {"seconds": 2.0},
     }
     experiment = Experiment.parse(tables)
-    assert experiment.rounds == 100
+    assert experiment.max_rounds == 100
     assert Experiment.parse(experiment.to_dict()).to_dict() == experiment.to_dict()
     assert is_portable(experiment)
     slower = experiment.override({"time.compute": 0.04})

@@ -45,9 +45,9 @@ def data_get(
 ) -> None:
     """Download a data set and verify its checksums."""
     from spodgt.problems.data import get
-    from spodgt.problems.data.datasets import check_name
+    from spodgt.problems.data.catalog import find_entry
 
-    check_name(name)
+    find_entry(name)  # raises before the progress bar is shown
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
         tasks: dict[str, TaskID] = {}

@@ -91,8 +91,11 @@ class Experiment:
             )
 
     @property
-    def rounds(self) -> int | None:
-        """The limit in rounds or ticks of virtual time; None if runs end by their delay only."""
+    def max_rounds(self) -> int | None:
+        """Rounds, or ticks of virtual time, after which runs stop; None: they stop by delay only.
+
+        The smallest of the limits `rounds`, `epochs` and `seconds` of `run`, in rounds.
+        """
         limits = []
         if self.run.rounds is not None:
             limits.append(self.run.rounds)
@@ -187,11 +190,7 @@ class Experiment:
             raise InvalidInput(f"dtype must be torch.float32 or torch.float64, got {dtype!r}.")
         run_options["dtype"] = str(dtype).removeprefix("torch.")
         run_options["device"] = str(run_options.get("device", "cpu"))
-        if isinstance(problem, type) or not isinstance(problem, Problem | ProblemRecipe):
-            raise InvalidInput(
-                "problem must be a spodgt.Learning or spodgt.Quadratic, "
-                f"got {_class_name(problem)}; use spodgt.problems.fashion_mnist_svm()."
-            )
+        _check_problem(problem)
         check_network(network)
         check_participation(participation)
         if isinstance(network, Network) and weights is not None:
@@ -231,20 +230,13 @@ class Experiment:
 
     @cached_property
     def base_problem(self) -> Problem:
-        """The problem before a seed partitions its data; data are loaded once."""
+        """The problem before a seed partitions its data, with the options of `run`; made once."""
         problem = self.problem
         if isinstance(problem, ProblemRecipe):
             problem = problem.make(self.network.clients)
         if self.run.evaluate_on == "validation" and isinstance(problem, HasValidation):
             problem = problem.on_validation_data()
-        if self.run.autocast is None:
-            return problem
-        if not isinstance(problem, Learning):
-            raise InvalidInput(
-                f"autocast='bf16' is for models of torch, and {_class_name(problem)} has none; "
-                "leave it out."
-            )
-        return problem.with_autocast()
+        return problem if self.run.autocast is None else _with_autocast(problem)
 
     # Deprecated names, removed in the next release.
     check = MovedMethod("spodgt.experiment.checks.check_files")
@@ -252,7 +244,17 @@ class Experiment:
     sources = MovedProperty("spodgt.experiment.user_code.code_checksums")
     code_files = MovedProperty("spodgt.experiment.user_code.code_files")
     beside = RenamedAttribute("resolve_relative_to")
+    rounds = RenamedAttribute("max_rounds")
     undivided = RenamedAttribute("base_problem")
+
+
+def _with_autocast(problem: Problem) -> Problem:
+    if not isinstance(problem, Learning):
+        raise InvalidInput(
+            f"autocast='bf16' is for models of torch, and {_class_name(problem)} has none; "
+            "leave it out."
+        )
+    return problem.with_autocast()
 
 
 def _rounds_of(epochs: float, problem: Problem) -> int:
@@ -311,6 +313,15 @@ def _class_name(value: object) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__} itself"
     return type(value).__name__
+
+
+def _check_problem(problem: object) -> None:
+    """Raise `InvalidInput` unless `problem` is a problem or a recipe for one."""
+    if isinstance(problem, type) or not isinstance(problem, Problem | ProblemRecipe):
+        raise InvalidInput(
+            f"problem must be a spodgt.Learning or spodgt.Quadratic, got {_class_name(problem)}; "
+            "use spodgt.problems.fashion_mnist_svm()."
+        )
 
 
 def _initial_models(x0: Tensor | ArrayLike, problem: Problem) -> Tensor:

@@ -52,4 +52,4 @@ def _has_step_size(name: str) -> bool:
     except InvalidConfig:
         return False
     fields = dataclasses.fields(algorithm)  # type: ignore[arg-type]
-    return any(each.name == "step_size" for each in fields)
+    return any(field.name == "step_size" for field in fields)

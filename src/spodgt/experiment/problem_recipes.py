@@ -10,8 +10,8 @@ from pydantic import BeforeValidator
 from spodgt.errors import InvalidInput
 from spodgt.problems import Quadratic, classification
 from spodgt.problems.data import BySpeaker, LabelsPerClient, Partition
+from spodgt.problems.data.catalog import names_of
 from spodgt.problems.data.client_weights import EQUAL, WEIGHTINGS
-from spodgt.problems.data.datasets import IMAGES, TEXTS
 from spodgt.problems.models import MODELS
 from spodgt.problems.python_problem import PythonProblem
 from spodgt.problems.text import speeches
@@ -78,7 +78,7 @@ class Classification:
     """
 
     name: ClassVar[str] = "classification"
-    data: Annotated[str, one_of(IMAGES)] = "fashion-mnist-small"
+    data: Annotated[str, one_of(names_of("images"))] = "fashion-mnist-small"
     model: Annotated[str, one_of(MODELS)] = "svm"
     batch_size: Annotated[Whole, Field(ge=0), _count("batch_size", 0, 16)] = 16
     partition: Annotated[
@@ -147,7 +147,7 @@ class Speeches:
     """
 
     name: ClassVar[str] = "text"
-    data: Annotated[str, one_of(TEXTS)] = "sotu-small"
+    data: Annotated[str, one_of(names_of("texts"))] = "sotu-small"
     context: Annotated[Whole, _POSITIVE] = 32
     batch_size: Annotated[Whole, Field(ge=0)] = 16
     partition: Annotated[

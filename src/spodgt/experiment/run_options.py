@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import field
 from numbers import Integral
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, SupportsIndex, TypedDict
 
 import torch
 from numpy.typing import ArrayLike
-from pydantic import BeforeValidator, ValidationInfo
+from pydantic import BeforeValidator
 from torch import Tensor
 
 from spodgt._util.text import first_line
@@ -26,7 +26,7 @@ from spodgt.errors import InvalidConfig, InvalidInput, caller_level
 from spodgt.experiment.early_stopping import EarlyStopping, read_early_stopping
 from spodgt.experiment.toml import Table
 from spodgt.runtimes.events.durations import Time
-from spodgt.validation import Field, Number, Whole, choices, from_table, recipe, to_table
+from spodgt.validation import Field, Number, Whole, choices, from_table, one_of, recipe, to_table
 
 PAPER_METHODS = (
     "spod-gt",
@@ -102,7 +102,7 @@ def _check_methods(value: object) -> object:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _check_seeds(value: object) -> object:
+def _check_seeds_field(value: object) -> object:
     if isinstance(value, range | list) and len(value):
         return list(value)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -119,17 +119,6 @@ def _check_layers(value: object) -> object:
         if key not in LAYERS:
             raise InvalidConfig(f"{key}={setting!r} is not a layer; {choices(key, LAYERS)}")
     return value
-
-
-def _one_of(allowed: Collection[str | None], fix: str) -> BeforeValidator:
-    """Validator of a field with few possible values; `fix` ends its error message."""
-
-    def check(value: object, info: ValidationInfo) -> object:
-        if value not in allowed:
-            raise ValueError(f"{info.field_name}={value!r} is not known; {fix}")
-        return value
-
-    return BeforeValidator(check)
 
 
 @recipe(InvalidInput)
@@ -183,7 +172,7 @@ class RunOptions:
     ] = field(default_factory=lambda: list(PAPER_METHODS))
     step_size: object = None
     layers: Annotated[dict[str, object] | None, BeforeValidator(_check_layers)] = None
-    seeds: Annotated[int | list[object], BeforeValidator(_check_seeds)] = 5
+    seeds: Annotated[int | list[object], BeforeValidator(_check_seeds_field)] = 5
     delay: Annotated[Number | None, Field(gt=0, allow_inf_nan=False, examples=[5000])] = None
     rounds: Annotated[Whole | None, Field(gt=0, examples=[100])] = None
     epochs: Annotated[Number | None, Field(gt=0, allow_inf_nan=False, examples=[10])] = None
@@ -193,23 +182,23 @@ class RunOptions:
     stop_when: Annotated[EarlyStopping | None, BeforeValidator(read_early_stopping)] = None
     keep: Annotated[
         str | None,
-        _one_of((None, "best"), "use 'best', or leave it out."),
+        one_of((None, "best"), "use 'best', or leave it out."),
         Field(examples=["best"]),
     ] = None
-    dtype: Annotated[str, _one_of(_DTYPES, "choose float32 or float64.")] = "float32"
+    dtype: Annotated[str, one_of(_DTYPES, "choose float32 or float64.")] = "float32"
     device: str = "cpu"
     autocast: Annotated[
         str | None,
-        _one_of((None, "bf16"), "use 'bf16', or leave it out."),
+        one_of((None, "bf16"), "use 'bf16', or leave it out."),
         Field(examples=["bf16"]),
     ] = None
     gradient_norm: Annotated[bool | None, Field(examples=[True])] = None
     evaluate_on: Annotated[
         str | None,
-        _one_of((None, "validation"), "use 'validation', or leave it out for the test data."),
+        one_of((None, "validation"), "use 'validation', or leave it out for the test data."),
         Field(examples=["validation"]),
     ] = None
-    engine: Annotated[str, _one_of(ENGINES, "choose auto or plain.")] = "auto"
+    engine: Annotated[str, one_of(ENGINES, "choose auto or plain.")] = "auto"
     workers: Annotated[Whole | None, Field(gt=0, examples=[2])] = None
 
     def __post_init__(self) -> None:
@@ -316,16 +305,15 @@ def read_seeds(seeds: object) -> list[int]:
     return list(range(count))
 
 
-def check_seeds(seeds: Any) -> list[int]:
+def check_seeds(seeds: object) -> list[int]:
     """Check a list of seeds: different whole numbers of at least 0."""
+    given = seeds
+    numbers: list[int] = []
     try:
-        given = list(seeds)
-        numbers = [operator.index(seed) for seed in given if not isinstance(seed, bool)]
+        given = list(seeds)  # type: ignore[call-overload]
+        numbers = [_seed_number(seed) for seed in given]
     except TypeError:
-        given = seeds
-        numbers = []
-    if isinstance(given, list) and len(numbers) < len(given):
-        numbers = []  # a bool is not a seed
+        pass  # not a list, or not of whole numbers
     if not numbers or min(numbers) < 0 or max(numbers) >= 2**63:
         raise InvalidInput(
             f"seeds must be whole numbers of at least 0, got {given!r}; use seeds=range(5)."
@@ -335,3 +323,10 @@ def check_seeds(seeds: Any) -> list[int]:
             f"seeds must differ from each other, got {numbers!r}; use seeds=range(5)."
         )
     return numbers
+
+
+def _seed_number(seed: SupportsIndex) -> int:
+    """A seed as an integer; raises `TypeError` for anything else, also for a bool."""
+    if isinstance(seed, bool):
+        raise TypeError("a bool is not a seed")
+    return operator.index(seed)

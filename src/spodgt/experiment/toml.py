@@ -33,7 +33,7 @@ from spodgt.participation import PARTICIPATIONS, Participation
 from spodgt.problems.data import PARTITIONS, BySpeaker
 from spodgt.problems.protocols import HasIdentity
 from spodgt.types import Problem
-from spodgt.validation import choices, from_table, to_table
+from spodgt.validation import choices, from_table, to_kind_table
 
 Table = dict[str, Any]
 R = TypeVar("R")
@@ -272,10 +272,10 @@ def problem_table(problem: Problem | ProblemRecipe) -> Table:
     return table
 
 
-def describe_recipe(made: Any, kinds: Mapping[str, type] = PARTICIPATIONS) -> Table:
+def describe_recipe(made: object, kinds: Mapping[str, type] = PARTICIPATIONS) -> Table:
     """The table of a recipe; one of another class is described by its name and a checksum."""
     if type(made) in kinds.values():
-        return {"kind": made.name, **to_table(made)}
+        return to_kind_table(made)
     table: Table = {"kind": GIVEN, "class": type(made).__name__}
     arrays = [value for value in vars(made).values() if isinstance(value, np.ndarray | Tensor)]
     if arrays:

@@ -4,6 +4,7 @@ A recipe is what a user gives; `draw(network, seed)` turns it into an availabili
 clients and links of every round. A method may wrap the availability to change them.
 
     recipes.py correlated.py    recipes: independent draws; Markov chains, days and nights, outages
+    fields.py samplers.py       fields and masks of the correlated recipes
     traces.py trace_logs.py trace_masks.py
                                 replay of recorded availability: recipe, logs, fit to a network
     availability.py             availabilities, and the wrappers of methods

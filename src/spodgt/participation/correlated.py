@@ -7,235 +7,55 @@ round k is a pure function of (seed, k), as with independent draws.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from functools import partial
-from numbers import Integral
 from typing import Annotated, ClassVar
 
 import numpy as np
-from pydantic import BeforeValidator, SkipValidation, ValidationInfo
+from pydantic import BeforeValidator, SkipValidation
 
 from spodgt import rng
-from spodgt._util.text import short_repr
-from spodgt.errors import InvalidConfig, InvalidInput
+from spodgt.errors import InvalidInput
 from spodgt.network import Network
 from spodgt.network.names import values_by_client
-from spodgt.participation.availability import (
-    AvailabilityTrace,
-    BernoulliAvailability,
-    HasProbabilities,
+from spodgt.participation.availability import AvailabilityTrace, BernoulliAvailability
+from spodgt.participation.fields import (
+    Count,
+    Duration,
+    Durations,
+    Groups,
+    Probabilities,
+    Probability,
+    check_groups,
+    check_inner_participation,
+    check_participations,
+    check_phase,
 )
 from spodgt.participation.recipes import (
     PARTICIPATIONS,
     Beta,
-    Numbers,
     Participation,
     broadcast,
     by_client,
     by_link,
-    check_participation,
     client_labels,
     client_probabilities,
     link_probabilities,
 )
-from spodgt.types import ActiveLinks, Availability, Bools, Floats, Ints
-from spodgt.validation import Field, FieldHint, Number, Whole, choices, from_table, recipe
-
-Sampler = Callable[[range], Bools]  # (rounds, clients) or (rounds, links) mask of some rounds
-
-
-# --- samplers ------------------------------------------------------------------------------------
-@dataclass(frozen=True, eq=False)
-class MarkovChains:
-    """Independent two-state Markov chains, stationary from round 0.
-
-    Args:
-        key: Of the random stream.
-        p_up: (chains,) stationary probability of the state up.
-        p_up_given_up: (chains,) probability of up after a round up.
-        p_up_given_down: (chains,) probability of up after a round down.
-    """
-
-    key: np.uint64
-    p_up: Floats
-    p_up_given_up: Floats
-    p_up_given_down: Floats
-    # States in the last two rounds that were sampled, by round: the next rounds continue from them.
-    _last_states: dict[int, Bools] = field(default_factory=dict)
-
-    @staticmethod
-    def from_durations(seed: int, stream: str, up: Floats, down: Floats) -> MarkovChains:
-        """Chains with these mean durations up and down, (chains,) in rounds."""
-        return MarkovChains(rng.key(seed, stream), up / (up + down), 1 - 1 / up, 1 / down)
-
-    def __call__(self, rounds: range) -> Bools:
-        states = rng.markov(
-            self.key,
-            rounds,
-            self.p_up,
-            self.p_up_given_up,
-            self.p_up_given_down,
-            self._last_states.get(rounds.start - 1),
-        )
-        if len(rounds):
-            self._last_states.clear()
-            self._last_states.update(zip(rounds[-2:], states[-2:].copy(), strict=True))
-        return states
+from spodgt.participation.samplers import (
+    AllOf,
+    CorrelatedAvailability,
+    DayCycle,
+    MarkovChains,
+    RegionalOutages,
+    StateDependentBernoulli,
+    always_up,
+    split_into_regions,
+)
+from spodgt.types import Availability, Floats, Ints
+from spodgt.validation import recipe
 
 
-@dataclass(frozen=True, eq=False)
-class StateDependentBernoulli:
-    """Independent draws with probability `p_up` where the state is up, else `p_down`."""
-
-    key: np.uint64
-    state: Sampler
-    p_up: Floats
-    p_down: Floats
-
-    def __call__(self, rounds: range) -> Bools:
-        if_up = rng.bernoulli(self.key, rounds, self.p_up)
-        if_down = rng.bernoulli(self.key, rounds, self.p_down)
-        return np.where(self.state(rounds), if_up, if_down)
-
-
-def _always_up(count: int, rounds: range) -> Bools:
-    return np.ones((len(rounds), count), bool)
-
-
-@dataclass(frozen=True, eq=False)
-class CorrelatedAvailability(HasProbabilities):
-    """Clients and links by two samplers.
-
-    Args:
-        p: (clients,) frequencies of the clients.
-        p_hat: (links,) frequencies of the links.
-        seed: Of a method's own draws.
-        sample_clients: Gives the (rounds, clients) mask.
-        sample_links: Gives the (rounds, links) mask.
-        length: Number of rounds that can be sampled; None: no limit.
-        has_fixed_times: Whether times of day are fixed, so that frequencies do not multiply.
-    """
-
-    p: Floats
-    p_hat: Floats
-    seed: int
-    sample_clients: Sampler
-    sample_links: Sampler
-    length: int | None = None
-    has_fixed_times: bool = False
-
-    def computes(self, rounds: range) -> Bools:
-        return self.sample_clients(rounds)
-
-    def links(self, rounds: range) -> ActiveLinks:
-        return ActiveLinks(self.sample_links(rounds))
-
-
-# --- fields --------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class NumbersField:
-    """Validator of a field of one number, or one per client or link in a list or dict."""
-
-    least: float
-    most: float
-    requirement: str  # in errors
-    example: str
-
-    def check(self, value: object, info: ValidationInfo) -> Numbers:
-        numbers = list(value.values()) if isinstance(value, Mapping) else value
-        array = np.empty(0)
-        if isinstance(numbers, int | float | list | tuple | np.ndarray):
-            array = np.asarray(numbers)
-        is_numeric = array.dtype.kind in "iuf" and array.ndim < 2 and array.size > 0
-        if not is_numeric or not ((array >= self.least) & (array <= self.most)).all():
-            name = info.field_name
-            raise ValueError(
-                f"{name} must be {self.requirement}, got {short_repr(value)}; "
-                f"use {name}={self.example}."
-            )
-        if isinstance(value, Mapping):
-            return dict(zip(value, array.tolist(), strict=True))
-        return tuple(array.tolist()) if array.ndim else float(array)
-
-
-def _check_inner(value: object) -> Participation:
-    """A participation, or the table of one in a config."""
-    if not isinstance(value, Mapping):
-        check_participation(value)
-        return value  # type: ignore[return-value]
-    kind = value.get("kind")
-    if not isinstance(kind, str) or kind not in PARTICIPATIONS:
-        raise InvalidConfig(f"of.kind={kind!r} is not known; {choices(kind, PARTICIPATIONS)}")
-    fields = {key: item for key, item in value.items() if key != "kind"}
-    return from_table(PARTICIPATIONS[kind], fields, "of")
-
-
-def _check_inner_list(value: object) -> tuple[Participation, ...]:
-    if not isinstance(value, list | tuple) or len(value) < 2:
-        raise InvalidConfig(
-            f"of must be a list of at least two participations, got {short_repr(value)}; add one."
-        )
-    return tuple(_check_inner(item) for item in value)
-
-
-def _check_phase(value: object) -> str | tuple[float, ...]:
-    if isinstance(value, str) and value in _PHASES:
-        return value
-    if isinstance(value, list | tuple | np.ndarray):
-        array = np.asarray(value)
-        is_numeric = array.dtype.kind in "iuf" and array.ndim == 1 and array.size > 0
-        if is_numeric and ((array >= 0) & (array < 1)).all():
-            return tuple(array.tolist())
-    raise ValueError(
-        f"phase must be {' or '.join(map(repr, _PHASES))}, or numbers in [0, 1), one per client, "
-        f"got {short_repr(value)}; use phase={_PHASES[0]!r}."
-    )
-
-
-def _check_groups(value: object) -> Groups | None:
-    if value is None:
-        return None
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
-    if isinstance(value, Mapping):
-        return dict(zip(value, _check_regions(list(value.values())), strict=True))
-    return _check_regions(value)
-
-
-def _check_regions(value: object) -> tuple[str | int, ...]:
-    """Names or numbers of regions, one per client."""
-    regions = value if isinstance(value, list | tuple) else []
-    if regions and all(isinstance(region, str | Integral) for region in regions):
-        return tuple(region if isinstance(region, str) else int(region) for region in regions)
-    raise ValueError(
-        f"groups must be a list of names or numbers, one per client, got {short_repr(value)}; "
-        "use groups=[0, 0, 1]."
-    )
-
-
-_PHASES = ("random", "east-west")
-_MAX_ROUNDS = 2**53  # whole numbers up to this one are exact as floats
-_DURATION_HINT = "numbers of rounds of at least 1"
-Groups = Sequence[str | int] | Mapping[str, str | int] | Ints
-Durations = Annotated[
-    Numbers,
-    SkipValidation,
-    BeforeValidator(NumbersField(1, _MAX_ROUNDS, _DURATION_HINT, "20.0").check),
-]
-Probabilities = Annotated[
-    Numbers,
-    SkipValidation,
-    BeforeValidator(NumbersField(0, 1, "numbers in [0, 1]", "0.5").check),
-]
-Duration = Annotated[
-    Number, Field(ge=1, le=_MAX_ROUNDS), FieldHint("a number of rounds of at least 1", 20.0)
-]
-Probability = Annotated[Number, Field(ge=0, le=1), FieldHint("in [0, 1]", 0.5)]
-Count = Annotated[Whole, Field(ge=1, le=_MAX_ROUNDS), FieldHint("a whole number of at least 1")]
-
-
-# --- recipes -------------------------------------------------------------------------------------
 @recipe(InvalidInput, PARTICIPATIONS)
 class Markov:
     """A two-state Markov chain for each client and, optionally, for each link.
@@ -270,7 +90,7 @@ class Markov:
         down = by_client(self.off, network, "off", "20.0")
         clients = MarkovChains.from_durations(seed, "client chains", up, down)
         if self.links_on is None or self.links_off is None:
-            links = partial(_always_up, network.links)
+            links = partial(always_up, network.links)
             return CorrelatedAvailability(
                 clients.p_up, np.ones(network.links), seed, clients, links
             )
@@ -294,7 +114,9 @@ class Bursts:
     """
 
     name: ClassVar[str] = "bursts"
-    of: Annotated[Participation, SkipValidation, BeforeValidator(_check_inner)] = Beta()
+    of: Annotated[Participation, SkipValidation, BeforeValidator(check_inner_participation)] = (
+        Beta()
+    )
     length: Duration = 20.0
 
     def draw(self, network: Network, seed: int) -> Availability:
@@ -346,33 +168,6 @@ class GilbertElliott:
         return CorrelatedAvailability(p, p_hat, seed, clients, links)
 
 
-@dataclass(frozen=True, eq=False)
-class DayCycle:
-    """Day or night of each client and link; a link has day while both its ends have day."""
-
-    network: Network
-    day: int  # rounds
-    night: int  # rounds
-    dawn: Ints  # (clients,) how many rounds before round 0 the client's day began
-
-    def of_clients(self, rounds: range) -> Bools:
-        """(rounds, clients) whether a client has day."""
-        hour = (np.asarray(rounds)[:, None] + self.dawn) % (self.day + self.night)
-        return np.asarray(hour < self.day)
-
-    def of_links(self, rounds: range) -> Bools:
-        """(rounds, links) whether both ends of a link have day."""
-        is_day = self.of_clients(rounds)
-        return np.asarray(is_day[:, self.network.receivers] & is_day[:, self.network.senders])
-
-    def link_day_rounds(self) -> Ints:
-        """(links,) number of rounds of a cycle in which both ends have day."""
-        cycle = self.day + self.night
-        shift = (self.dawn[self.network.receivers] - self.dawn[self.network.senders]) % cycle
-        overlap = np.maximum(0, self.day - shift) + np.maximum(0, self.day - (cycle - shift))
-        return np.asarray(overlap)
-
-
 @recipe(InvalidInput, PARTICIPATIONS)
 class DayNight:
     """Each client has days and nights at its own times; a link has day while both its ends have.
@@ -395,9 +190,7 @@ class DayNight:
     p_night: Probability = 0.1
     p_hat_day: Probability = 1.0
     p_hat_night: Probability = 0.1
-    phase: Annotated[str | Sequence[float], SkipValidation, BeforeValidator(_check_phase)] = (
-        "random"
-    )
+    phase: Annotated[str | Sequence[float], SkipValidation, BeforeValidator(check_phase)] = "random"
 
     def draw(self, network: Network, seed: int) -> Availability:
         rounds = self.day + self.night
@@ -439,24 +232,6 @@ class DayNight:
         return np.asarray(np.floor(phases * (self.day + self.night)), np.int64)
 
 
-@dataclass(frozen=True, eq=False)
-class RegionalOutages:
-    """Samplers of clients and links that work while the regions of their ends are up."""
-
-    network: Network
-    region: Ints  # (clients,)
-    is_up: MarkovChains  # of the regions
-    within: BernoulliAvailability  # while regions are up
-
-    def computes(self, rounds: range) -> Bools:
-        return np.asarray(self.is_up(rounds)[:, self.region] & self.within.computes(rounds))
-
-    def links(self, rounds: range) -> Bools:
-        is_up = self.is_up(rounds)[:, self.region]
-        both_up = is_up[:, self.network.receivers] & is_up[:, self.network.senders]
-        return np.asarray(both_up & self.within.links(rounds).pull)
-
-
 @recipe(InvalidInput, PARTICIPATIONS)
 class Outages:
     """Outages of whole regions: their clients do not compute, and links from or to them are down.
@@ -477,7 +252,7 @@ class Outages:
     up: Duration = 50.0
     down: Duration = 10.0
     regions: Count = 4
-    groups: Annotated[Groups | None, SkipValidation, BeforeValidator(_check_groups)] = None
+    groups: Annotated[Groups | None, SkipValidation, BeforeValidator(check_groups)] = None
     p: Probabilities = 1.0
     p_hat: Probabilities = 1.0
 
@@ -521,33 +296,6 @@ def _positions(network: Network, key: str, instead: str) -> Floats:
     return network.positions
 
 
-def split_into_regions(positions: Floats, count: int) -> Ints:
-    """(clients,) numbers of `count` regions of about equal size, by halving the longer side."""
-    region = np.zeros(len(positions), np.int64)
-    if count < 2:
-        return region
-    longer_side = int(np.argmax(np.ptp(positions, axis=0)))
-    order = np.argsort(positions[:, longer_side], kind="stable")
-    low_count = count // 2
-    low, high = np.split(order, [round(len(order) * low_count / count)])
-    region[low] = split_into_regions(positions[low], low_count)
-    region[high] = low_count + split_into_regions(positions[high], count - low_count)
-    return region
-
-
-@dataclass(frozen=True, eq=False)
-class AllOf:
-    """Samplers of clients and links that are active in each of several availabilities."""
-
-    parts: Sequence[Availability]
-
-    def computes(self, rounds: range) -> Bools:
-        return np.asarray(np.all([part.computes(rounds) for part in self.parts], axis=0))
-
-    def links(self, rounds: range) -> Bools:
-        return np.asarray(np.all([part.links(rounds).pull for part in self.parts], axis=0))
-
-
 @recipe(InvalidInput, PARTICIPATIONS)
 class Intersection:
     """Several participations at once: a client or link is active if it is active in all of them.
@@ -560,7 +308,7 @@ class Intersection:
     """
 
     name: ClassVar[str] = "together"
-    of: Annotated[Sequence[Participation], SkipValidation, BeforeValidator(_check_inner_list)]
+    of: Annotated[Sequence[Participation], SkipValidation, BeforeValidator(check_participations)]
 
     def draw(self, network: Network, seed: int) -> Availability:
         seeds = rng.words(rng.key(seed, "together"), np.arange(len(self.of)))

@@ -222,7 +222,7 @@ class ColumnReader:
         is_date = pd.api.types.is_datetime64_any_dtype(column.dtype)
         is_duration = pd.api.types.is_timedelta64_dtype(column.dtype)
         if name == "round" and (is_date or is_duration):
-            self.require(np.zeros(len(column), bool), column, "round must be numbers")
+            raise self._invalid(0, column, "round must be numbers")
         if is_date:
             return _seconds(column)
         if is_duration:
@@ -232,14 +232,14 @@ class ColumnReader:
             if numbers.dtype.kind in "biuf":
                 return np.asarray(numbers, np.float64)
         except (TypeError, ValueError):
-            pass
+            pass  # text that may be dates
         try:
             return _seconds(pd.to_datetime(column, utc=True, format="ISO8601"))
         except (TypeError, ValueError):
             is_number = pd.to_numeric(column, errors="coerce").notna() | column.isna()
-        allowed = "numbers" if name == "round" else "numbers, or dates"
-        self.require(is_number.to_numpy(), column, f"{name} must be {allowed}")
-        raise AssertionError("a column of numbers would have been read as such")
+            first_invalid = int(np.argmin(is_number.to_numpy()))
+            allowed = "numbers" if name == "round" else "numbers, or dates"
+            raise self._invalid(first_invalid, column, f"{name} must be {allowed}") from None
 
     def truth_values(self, column: pd.Series) -> Bools:
         words = [str(value).strip().lower() for value in column]
@@ -248,12 +248,15 @@ class ColumnReader:
         return np.array([_TRUTH[word] for word in words], bool)
 
     def require(self, is_valid: Bools, column: pd.Series, requirement: str) -> None:
+        """Raise `InvalidInput` for the first row of a column that is not valid."""
         if not is_valid.all():
-            row = int(np.argmin(is_valid))
-            raise InvalidInput(
-                f"{requirement}, but row {row} of trace {self.source} has {column.iloc[row]!r}; "
-                "correct it."
-            )
+            raise self._invalid(int(np.argmin(is_valid)), column, requirement)
+
+    def _invalid(self, row: int, column: pd.Series, requirement: str) -> InvalidInput:
+        return InvalidInput(
+            f"{requirement}, but row {row} of trace {self.source} has {column.iloc[row]!r}; "
+            "correct it."
+        )
 
 
 def _seconds(dates: pd.Series) -> Floats:

@@ -9,6 +9,8 @@ minibatch_gradients.py full_gradients.py
 evaluation.py metrics.py
                         loss and metrics on test and validation data
 protocols.py            optional capabilities of a problem
+random_state.py user_code_errors.py
+                        running code of the user: global random generators, errors
 quadratic.py text.py python_problem.py
                         other problems: quadratics, texts, functions of the user
 """

@@ -14,11 +14,11 @@ from spodgt.problems.data.client_data import ClientData
 from spodgt.problems.data.evaluation_data import ALL_CLIENTS, EvaluationBatch, EvaluationData
 from spodgt.problems.data.pytree import Tree, clone, concat, tree_map
 from spodgt.problems.data.samples import MAX_BLOCK_NUMBERS
-from spodgt.problems.gradients import Engine, Many
+from spodgt.problems.gradients import Engine, PerClient
 from spodgt.problems.losses import join_batch
 from spodgt.problems.metrics import UserMetric, count_correct
 from spodgt.problems.models.trainable_model import TrainableModel
-from spodgt.problems.user_code import user_code_errors
+from spodgt.problems.user_code_errors import user_code_errors
 from spodgt.types import Better, Evaluation, Ints
 
 _MAX_UNREAD_BLOCK = 128  # samples that are read one by one
@@ -267,15 +267,15 @@ class _RunningSums:
         losses = self.model.plain.apply(x, evaluate_loss)
         self.loss += weight * torch.tensor(losses, dtype=torch.float64)
 
-    def _add_losses(self, outputs: Many, batch: EvaluationBatch, weight: float) -> None:
+    def _add_losses(self, outputs: PerClient, batch: EvaluationBatch, weight: float) -> None:
         """Add the values of a loss(outputs, targets)."""
         losses = []
         for outputs_of_model in outputs:
-            loss = self.model.objective.of(clone(outputs_of_model), clone(batch.targets))
+            loss = self.model.objective.loss_of(clone(outputs_of_model), clone(batch.targets))
             losses.append(loss)
         self.loss += weight * torch.stack(losses).cpu().double()
 
-    def _add_accuracy(self, outputs: Many, batch: EvaluationBatch) -> None:
+    def _add_accuracy(self, outputs: PerClient, batch: EvaluationBatch) -> None:
         accuracy = self.model.accuracy
         assert accuracy is not None
         assert isinstance(batch.targets, Tensor)
@@ -286,7 +286,7 @@ class _RunningSums:
         self.correct += correct.cpu().double()
         self.predictions += predictions
 
-    def _store_outputs(self, outputs: Many, batch: EvaluationBatch) -> None:
+    def _store_outputs(self, outputs: PerClient, batch: EvaluationBatch) -> None:
         for stored, outputs_of_model in zip(self.outputs, outputs, strict=True):
             stored.append(_to_cpu(outputs_of_model))
         self.targets.append(_to_cpu(batch.targets))

@@ -10,9 +10,9 @@ from spodgt.problems.data.client_data import ClientData
 from spodgt.problems.data.pytree import Tree
 from spodgt.problems.data.samples import Samples
 from spodgt.problems.evaluation import block_size
-from spodgt.problems.gradients import Many
+from spodgt.problems.gradients import PerClient
 from spodgt.problems.models.trainable_model import TrainableModel
-from spodgt.problems.user_code import user_code_errors
+from spodgt.problems.user_code_errors import user_code_errors
 from spodgt.types import Ints
 
 
@@ -73,7 +73,9 @@ class FullGradients:
             if weight:
                 stacked_inputs = _add_client_axis(inputs)
                 stacked_targets = _add_client_axis(targets)
-                losses, gradients = engine.with_losses(x, stacked_inputs, stacked_targets, None)
+                losses, gradients = engine.losses_and_gradients(
+                    x, stacked_inputs, stacked_targets, None
+                )
                 loss += weight * float(losses[0])
                 gradient += weight * gradients[0]
         if isinstance(samples, Samples):
@@ -93,7 +95,7 @@ class FullGradients:
         return self.model.objective.total_weight(samples.targets[rows], len(indices))
 
 
-def _add_client_axis(batch: Tree) -> Many:
+def _add_client_axis(batch: Tree) -> PerClient:
     """The batch of one client as a stack of batches: (1, batch, …), or a list with one tree."""
     if isinstance(batch, Tensor):
         return batch[None]

@@ -35,7 +35,7 @@ from spodgt.problems.evaluation import Evaluator
 from spodgt.problems.full_gradients import FullGradients
 from spodgt.problems.gradients import Layout
 from spodgt.problems.losses import Loss, Objective, check_loss
-from spodgt.problems.metrics import MetricFunction, UserMetric, read_metrics
+from spodgt.problems.metrics import MetricFunction, read_metrics
 from spodgt.problems.minibatch_gradients import minibatch_gradients, read_linear_data
 from spodgt.problems.models.byte_inputs import resolve_byte_inputs
 from spodgt.problems.models.fingerprint import fingerprint, loss_tensors
@@ -190,8 +190,7 @@ class Learning(
         )
         data = resolve_byte_inputs(model, objective, data)
         options = ModelOptions(init, same_start, buffers, shared, personal, personal_step_size)
-        user_metrics = read_metrics(metrics, loss_calls_model=objective.calls_model)
-        self._build(model, objective, data, options, user_metrics)
+        self._build(model, objective, data, options, metrics)
 
     @classmethod
     def partitioned(
@@ -263,9 +262,8 @@ class Learning(
             holdout=holdout,
         )
         options = ModelOptions(init, same_start, buffers, shared, personal, personal_step_size)
-        user_metrics = read_metrics(metrics, loss_calls_model=objective.calls_model)
         problem = cls.__new__(cls)
-        problem._build(model, objective, client_data, options, user_metrics)
+        problem._build(model, objective, client_data, options, metrics)
         return problem
 
     def _build(
@@ -274,8 +272,10 @@ class Learning(
         objective: Objective,
         data: ClientData,
         options: ModelOptions,
-        user_metrics: tuple[UserMetric, ...],
+        metrics: Metrics | None,
     ) -> None:
+        """Set the fields; the last step of both constructors."""
+        user_metrics = read_metrics(metrics, loss_calls_model=objective.calls_model)
         self.data = data
         self.model = TrainableModel.of(model, objective, data, options)
         self.evaluator = Evaluator.of(self.model, user_metrics)

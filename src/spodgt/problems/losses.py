@@ -62,18 +62,6 @@ def stacked_loss(loss: Loss) -> Loss | None:
     return None
 
 
-def total_weight(loss: Loss, targets: Tensor) -> float:
-    """The weight of the mean loss of these samples in a mean over several batches.
-
-    It is the number of targets, or the sum of their class weights if the loss has any.
-    """
-    if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) and not targets.is_floating_point():
-        targets = targets[targets != loss.ignore_index]
-        if loss.weight is not None:
-            return float(loss.weight[targets].sum())
-    return float(targets.numel())
-
-
 # Numbers of the losses in `gradients.linear_model`.
 LOSSES: dict[Loss, int] = {multi_margin: 0, cross_entropy: 1, one_vs_rest: 2}
 
@@ -126,7 +114,7 @@ class Objective:
             if self.calls_model:
                 return self.loss(module, join_batch(inputs, targets))
             outputs = call_module(module, inputs)
-        return self.of(self.widened(outputs), targets)
+        return self.loss_of(self.widened(outputs), targets)
 
     def precision(self, inputs: Tree) -> AbstractContextManager[object]:
         """The context of forward passes of gradients: `torch.autocast` if enabled."""
@@ -148,7 +136,7 @@ class Objective:
 
         return tree_map(to_float32, outputs)
 
-    def of(self, outputs: Tree, targets: Tree) -> Tensor:
+    def loss_of(self, outputs: Tree, targets: Tree) -> Tensor:
         """The mean loss of outputs, a scalar; zero if all targets are ignored."""
         if (
             self.ignore_index is not None
@@ -160,10 +148,18 @@ class Objective:
         return self.loss(outputs, targets)
 
     def total_weight(self, targets: Tree, count: int) -> float:
-        """The weight of the mean loss of `count` samples in a mean over several batches."""
-        if isinstance(targets, Tensor):
-            return total_weight(self.loss, targets)
-        return float(count)
+        """The weight of the mean loss of `count` samples in a mean over several batches.
+
+        It is the number of targets, or the sum of their class weights if the loss has any.
+        """
+        if not isinstance(targets, Tensor):
+            return float(count)
+        loss = self.loss
+        if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) and not targets.is_floating_point():
+            targets = targets[targets != loss.ignore_index]
+            if loss.weight is not None:
+                return float(loss.weight[targets].sum())
+        return float(targets.numel())
 
 
 def call_module(module: nn.Module, inputs: Tree) -> Tree:

@@ -18,13 +18,12 @@ from spodgt.engine import loops_enabled
 from spodgt.errors import InvalidInput
 from spodgt.problems.data.augmentation import Windows, crop_and_flip
 from spodgt.problems.data.client_data import ClientData
-from spodgt.problems.data.pytree import Tree
 from spodgt.problems.data.samples import LazySamples, convert_targets
-from spodgt.problems.gradients import Noise
+from spodgt.problems.gradients import DropoutSeeds, PerClient
 from spodgt.problems.losses import LOSSES
 from spodgt.problems.models.trainable_model import TrainableModel
 from spodgt.problems.protocols import GradientFunction, LinearData
-from spodgt.problems.user_code import user_code_error
+from spodgt.problems.user_code_errors import user_code_error
 from spodgt.types import Ints, Minibatches, Words
 
 # Random streams of a mini-batch besides `augmentation.STREAM`. The draws of its samples have the
@@ -32,7 +31,7 @@ from spodgt.types import Ints, Minibatches, Words
 DROPOUT_STREAM = 2**32
 TRANSFORM_STREAM = 2**32 + 2
 
-StackedBatches = tuple[Tensor | list[Tree], Tensor | list[Tree]]  # (clients, batch, …), or lists
+StackedBatches = tuple[PerClient, PerClient]  # inputs and targets (clients, batch, …), or lists
 
 
 def minibatch_gradients(
@@ -96,12 +95,12 @@ class ModuleGradients:
 
     def _of_group(self, x: Tensor, batches: Minibatches, size: int) -> Tensor:
         """(n, parameters) gradients of clients with mini-batches of `size` samples."""
-        seeds: Noise = ()
-        if self.model.plain.random:
+        seeds: DropoutSeeds = ()
+        if self.model.plain.draws_random_numbers:
             seeds = client_seeds(batches, DROPOUT_STREAM)
         try:
             inputs, targets = self.reader.read(batches, size, x.device, x.dtype)
-            _, gradients = self.engine.with_losses(x, inputs, targets, seeds)
+            _, gradients = self.engine.losses_and_gradients(x, inputs, targets, seeds)
         except InvalidInput:
             raise
         except Exception as error:
@@ -226,6 +225,9 @@ class MinibatchReader:
 
     def draw(self, batches: Minibatches, size: int) -> tuple[Ints, Ints]:
         """Draw mini-batches of `size` samples.
+
+        The compiled loop of linear models draws the same samples itself, see
+        `gradients.linear_model.minibatch_gradient`.
 
         Returns:
             (clients, size) positions among the samples of each client, and (clients, size) indices

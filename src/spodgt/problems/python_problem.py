@@ -18,7 +18,7 @@ from pydantic import BeforeValidator
 from spodgt._util.deprecation import warn_renamed
 from spodgt.code_references import describe_error, find_file, import_object, is_reference
 from spodgt.errors import InvalidInput
-from spodgt.problems.data.pytree import seeded
+from spodgt.problems.random_state import seeded
 from spodgt.types import Problem
 from spodgt.validation import FieldHint, choices, recipe
 

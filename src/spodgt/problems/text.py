@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from spodgt.problems.data import BySpeaker, Dataset, Partition, Split, Texts, load_texts
 from spodgt.problems.data.client_weights import EQUAL, ClientWeights
-from spodgt.problems.data.evaluation_data import EvaluationData
+from spodgt.problems.data.evaluation_data import EvaluationData, evenly_spread
 from spodgt.problems.data.partitions import Indices
 from spodgt.problems.data.text_corpora import ALPHABET
 from spodgt.problems.evaluation import Evaluator
@@ -114,10 +114,7 @@ def _test_windows(
     windows = np.arange(len(texts.test))
     if isinstance(partition, BySpeaker):  # only those of speakers that are clients
         windows = np.flatnonzero(texts.test_speakers < clients)
-    count = len(windows)
-    if test_samples is not None:
-        count = min(test_samples, count)
-    return torch.from_numpy(windows[np.arange(count) * len(windows) // count])
+    return torch.from_numpy(windows[evenly_spread(len(windows), test_samples)])
 
 
 def _to_split(windows: Tensor) -> Split:

@@ -68,7 +68,7 @@ def _twice_differentiable(problem: Learning) -> Loss:
     if objective.calls_model:
         raise NotImplementedError("a loss that calls the model itself")
     if objective.ignore_index is not None:
-        return objective.of
+        return objective.loss_of
     return stacked_loss(objective.loss) or objective.loss
 
 

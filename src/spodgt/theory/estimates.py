@@ -260,7 +260,7 @@ class _Descent:
             squares = 0.0
             for rows in torch.split(chosen, block):
                 inputs, targets = (t[:, None] for t in problem.samples.take(rows, x.dtype))
-                _, gradients = problem.model.engine.with_losses(
+                _, gradients = problem.model.engine.losses_and_gradients(
                     x.repeat(len(rows), 1), inputs, targets, None
                 )
                 g = gradients.double()

@@ -231,7 +231,7 @@ def _create_executor(
     identity = code_checksums(experiment)
     if is_distributed or folder is not None:
         identity = {**identify(next(iter(batches.values()))), **identity}
-    rounds = experiment.rounds
+    rounds = experiment.max_rounds
     schedule = _schedule(options, rounds, _evaluations(options, batches))
     comparison = Comparison(batches, draws, schedule, experiment.to_dict(), identity)
     settings = ExecutionSettings(

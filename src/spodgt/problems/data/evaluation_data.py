@@ -52,10 +52,7 @@ class EvaluationData:
         past_last = len(self.samples)
         if client != ALL_CLIENTS and self.ranges is not None:
             first, past_last = self.ranges[client].tolist()
-        size = past_last - first
-        if max_samples is None or max_samples >= size:
-            return np.arange(first, past_last)
-        return first + np.arange(max_samples) * size // max_samples
+        return first + evenly_spread(past_last - first, max_samples)
 
     def batches(
         self,
@@ -82,6 +79,13 @@ class EvaluationData:
         """The client of a sample of data that are divided by client."""
         assert self.ranges is not None
         return int(np.searchsorted(self.ranges[:, 1], index, side="right"))
+
+
+def evenly_spread(size: int, max_samples: int | None) -> Ints:
+    """At most `max_samples` of the indices 0 … size - 1, evenly spread; None: all of them."""
+    if max_samples is None or max_samples >= size:
+        return np.arange(size)
+    return np.arange(max_samples) * size // max_samples
 
 
 def consecutive_ranges(sizes: Sequence[int]) -> Ints:

@@ -9,7 +9,7 @@ import numpy as np
 
 from spodgt import rng
 from spodgt.errors import InvalidInput
-from spodgt.problems.data.evaluation_data import EvaluationData, consecutive_ranges
+from spodgt.problems.data.evaluation_data import EvaluationData, consecutive_ranges, evenly_spread
 from spodgt.problems.data.samples import AnySamples, ClientIndices
 from spodgt.types import Ints
 
@@ -77,9 +77,8 @@ def hold_out(
     ranges = None
     if holdout.by_client:
         ranges = consecutive_ranges(sizes)
-    elif holdout.max_samples is not None and holdout.max_samples < len(indices):
-        spread = np.arange(holdout.max_samples) * len(indices) // holdout.max_samples
-        indices = indices[spread]
+    else:
+        indices = indices[evenly_spread(len(indices), holdout.max_samples)]
     evaluation = EvaluationData(samples.select(indices), ranges)
     return HoldoutSplit(ClientIndices.from_parts(training), evaluation)
 

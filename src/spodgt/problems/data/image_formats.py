@@ -6,21 +6,15 @@ raises `InvalidData` with the file, the expected and the actual content, and the
 
 from __future__ import annotations
 
-import gzip
-import lzma
-import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from spodgt.errors import InvalidData
+from spodgt.problems.data.file_errors import Stream, file_error, file_errors, open_file, require
 
 Bytes = NDArray[np.uint8]
-Stream = BinaryIO | gzip.GzipFile | lzma.LZMAFile
 
 CIFAR_SHAPE = (3, 32, 32)  # planes of red, green and blue, each row by row
 CIFAR_RECORD = 1 + 3 * 32 * 32  # one label, then the pixels
@@ -46,7 +40,7 @@ def read_idx(path: Path, item: tuple[int, ...], fix: str) -> Bytes:
     axes = 1 + len(item)
     magic = bytes([0, 0, _UNSIGNED_BYTE, axes])
     length = 4 + 4 * axes
-    with file_errors(path, fix), _open(path) as stream:
+    with file_errors(path, fix), open_file(path) as stream:
         header = _read(stream, length)
         got = header[:4].hex() or "nothing"
         expected = f"start with the IDX magic number {magic.hex()}"
@@ -116,63 +110,6 @@ def check_labels(path: Path, labels: NDArray[np.integer], classes: int, fix: str
         position = invalid[0]
         expected = f"have labels from 0 to {classes - 1}"
         raise file_error(path, expected, f"{labels[position]} as label {position}", fix)
-
-
-class FileContentError(InvalidData):
-    """The content of a file is not as expected: "path must …, got …; fix."."""
-
-    def __init__(self, path: Path, expected: str, got: object, fix: str) -> None:
-        super().__init__(f"{path} must {expected}, got {got}; {fix}.")
-        self.path = path
-        self.expected = expected
-        self.got = got
-        self.fix = fix
-
-
-def file_error(path: Path, expected: str, got: object, fix: str) -> FileContentError:
-    """The error about the content of a file.
-
-    Args:
-        path: of the file.
-        expected: what the file must do or have, as in "be a gzip file".
-        got: what was found instead.
-        fix: what the user can do.
-    """
-    return FileContentError(path, expected, got, fix)
-
-
-def require(condition: bool, path: Path, expected: str, got: object, fix: str) -> None:
-    """Raise `file_error` unless the condition holds."""
-    if not condition:
-        raise file_error(path, expected, got, fix)
-
-
-@contextmanager
-def file_errors(path: Path, fix: str) -> Iterator[None]:
-    """Convert errors of the system and of decoders in the block to `file_error`."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise file_error(path, "exist", "no such file", fix) from error
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError) as error:
-        if isinstance(error, OSError) and error.strerror:
-            raise file_error(
-                path, "be a readable file", f"the error {error.strerror!r}", fix
-            ) from error
-        kind = {".gz": "gzip", ".xz": "xz"}.get(path.suffix, "data")
-        reason = str(error).strip().rstrip(".") or type(error).__name__
-        got = f"a corrupt one ({reason})"
-        if isinstance(error, EOFError):
-            got = "one that is cut short"
-        raise file_error(path, f"be a whole {kind} file", got, fix) from error
-
-
-def _open(path: Path) -> Stream:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rb")
-    if path.suffix == ".xz":
-        return lzma.open(path, "rb")
-    return path.open("rb")
 
 
 def _read(stream: Stream, limit: int) -> bytes:

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from spodgt.problems.data.image_formats import file_error, require
+from spodgt.problems.data.file_errors import file_error, require
 from spodgt.problems.data.packages import read_package
 
 if TYPE_CHECKING:

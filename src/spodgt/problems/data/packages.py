@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from spodgt.problems.data.image_formats import file_error, require
+from spodgt.problems.data.file_errors import file_error, require
 
 MAX_FILE_BYTES = 64 << 20  # no file of the known data sets is larger when unpacked
 _ERRORS = (OSError, zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, UnicodeDecodeError)

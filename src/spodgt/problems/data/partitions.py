@@ -24,7 +24,7 @@ __all__ = ["IID", "BySpeaker", "Dirichlet", "Explicit", "LabelsPerClient", "Part
 
 Indices = NDArray[np.int64]
 
-_DRAWS = 1_000  # attempts at a Dirichlet deal in which every client has the minimum
+_TRIALS = 1_000  # attempts at a Dirichlet deal in which every client has the minimum
 _FEWER = "use fewer clients or more samples"
 
 
@@ -46,7 +46,7 @@ class Partition(Protocol):
 PARTITIONS: dict[str, type[Partition]] = {}  # by their names in a config
 
 
-def _each(what: str) -> FieldHint:
+def _count_hint(what: str) -> FieldHint:
     return FieldHint(
         f"a whole number of {what} for each client from 1 on", 1, got="but is", use="1"
     )
@@ -67,8 +67,8 @@ class IID:
     name: ClassVar[str] = "iid"
 
     def split(self, targets: torch.Tensor, clients: int, seed: int) -> list[Indices]:
-        labels, draws = _checked(targets, clients, seed)
-        return _finished(np.array_split(draws.permutation(len(labels)), clients), _FEWER)
+        labels, draws = _check_arguments(targets, clients, seed)
+        return _sort_parts(np.array_split(draws.permutation(len(labels)), clients), _FEWER)
 
 
 @recipe(InvalidData, PARTITIONS)
@@ -81,10 +81,12 @@ class LabelsPerClient:
     """
 
     name: ClassVar[str] = "labels-per-client"
-    labels: Annotated[Whole, Field(ge=1), _each("classes")]  # number of classes of each client
+    labels: Annotated[
+        Whole, Field(ge=1), _count_hint("classes")
+    ]  # number of classes of each client
 
     def split(self, targets: torch.Tensor, clients: int, seed: int) -> list[Indices]:
-        labels, draws = _checked(targets, clients, seed)
+        labels, draws = _check_arguments(targets, clients, seed)
         classes = np.unique(labels)
         if self.labels > len(classes):
             raise InvalidData(
@@ -105,15 +107,14 @@ class LabelsPerClient:
                 stacklevel=2,
             )
         parts: list[list[Indices]] = [[] for _ in range(clients)]
-        for label, holders in zip(classes, holds.T, strict=True):
-            if holders.any():
+        for label, is_holder in zip(classes, holds.T, strict=True):
+            if is_holder.any():
                 samples = draws.permutation(np.flatnonzero(labels == label))
-                pieces = np.array_split(samples, holders.sum())
-                for client, piece in zip(
-                    draws.permutation(np.flatnonzero(holders)), pieces, strict=True
-                ):
+                pieces = np.array_split(samples, is_holder.sum())
+                holders = draws.permutation(np.flatnonzero(is_holder))
+                for client, piece in zip(holders, pieces, strict=True):
                     parts[client].append(piece)
-        return _finished([np.concatenate(part) for part in parts], "raise labels, or " + _FEWER)
+        return _sort_parts([np.concatenate(part) for part in parts], "raise labels, or " + _FEWER)
 
 
 @recipe(InvalidData, PARTITIONS)
@@ -127,10 +128,10 @@ class Dirichlet:
 
     name: ClassVar[str] = "dirichlet"
     alpha: Annotated[Number, Field(gt=0, le=1e6), _ALPHA]  # concentration α
-    minimum: Annotated[Whole, Field(ge=1), _each("samples")] = 1  # samples of each client
+    minimum: Annotated[Whole, Field(ge=1), _count_hint("samples")] = 1  # samples of each client
 
     def split(self, targets: torch.Tensor, clients: int, seed: int) -> list[Indices]:
-        labels, draws = _checked(targets, clients, seed)
+        labels, draws = _check_arguments(targets, clients, seed)
         if self.minimum * clients > len(labels):
             raise InvalidData(
                 f"minimum must be at most {len(labels) // clients}, as {clients} clients share "
@@ -138,27 +139,28 @@ class Dirichlet:
             )
         classes, counts = np.unique(labels, return_counts=True)
         best = np.full(clients, -1)
-        for _ in range(_DRAWS):
+        for _ in range(_TRIALS):
             shares = draws.dirichlet(np.full(clients, self.alpha), len(classes))
             ends = np.rint(shares.cumsum(1) * counts[:, None]).astype(np.int64)
             ends[:, -1] = counts  # whatever rounding did, no sample is lost
             sizes = np.diff(ends, axis=1, prepend=0).sum(0)
             if sizes.min() >= self.minimum:
-                rows = [
-                    np.split(draws.permutation(np.flatnonzero(labels == label)), cuts)
-                    for label, cuts in zip(classes, ends[:, :-1], strict=True)
-                ]
-                return _finished([np.concatenate(part) for part in zip(*rows, strict=True)], _FEWER)
+                pieces = []  # by class, then by client
+                for label, cuts in zip(classes, ends[:, :-1], strict=True):
+                    samples = draws.permutation(np.flatnonzero(labels == label))
+                    pieces.append(np.split(samples, cuts))
+                parts = [np.concatenate(part) for part in zip(*pieces, strict=True)]
+                return _sort_parts(parts, _FEWER)
             best = max(best, sizes, key=np.min)
         raise InvalidData(
             f"Dirichlet({self.alpha}) should leave no client with fewer samples than "
-            f"{self.minimum}, but in the best of {_DRAWS} draws client {int(best.argmin())} gets "
+            f"{self.minimum}, but in the best of {_TRIALS} draws client {int(best.argmin())} gets "
             f"{int(best.min())}; "
             f"raise alpha, {'lower minimum, ' if self.minimum > 1 else ''}or {_FEWER}."
         )
 
 
-def _indices(given: Iterable[Iterable[SupportsIndex]]) -> tuple[tuple[int, ...], ...]:
+def _to_tuples(given: Iterable[Iterable[SupportsIndex]]) -> tuple[tuple[int, ...], ...]:
     try:
         return tuple(tuple(operator.index(i) for i in part) for part in given)
     except TypeError as error:
@@ -178,11 +180,11 @@ class Explicit:
 
     name: ClassVar[str] = "explicit"
     indices: Annotated[
-        Sequence[Sequence[int]], BeforeValidator(_indices), FieldHint("a list", [[0, 1], [2]])
+        Sequence[Sequence[int]], BeforeValidator(_to_tuples), FieldHint("a list", [[0, 1], [2]])
     ]
 
     def split(self, targets: torch.Tensor, clients: int, seed: int) -> list[Indices]:
-        labels, _ = _checked(targets, clients, seed)
+        labels, _ = _check_arguments(targets, clients, seed)
         if len(self.indices) != clients:
             raise InvalidData(
                 f"indices must have one list for each of {clients} clients, "
@@ -204,7 +206,7 @@ class Explicit:
                     )
                 owner[i] = client
         parts = [np.array(part, np.int64) for part in self.indices]
-        return _finished(parts, "give it samples or leave it out")
+        return _sort_parts(parts, "give it samples or leave it out")
 
 
 @recipe(InvalidData, PARTITIONS)
@@ -214,19 +216,22 @@ class BySpeaker:
     name: ClassVar[str] = "by-speaker"
 
     def split(self, targets: torch.Tensor, clients: int, seed: int) -> list[Indices]:
-        labels, _ = _checked(targets, clients, seed)
+        labels, _ = _check_arguments(targets, clients, seed)
         speakers = int(labels.max()) + 1
         if clients > speakers:
             raise InvalidData(
                 f"clients must be at most {speakers}, the number of speakers, but is {clients}; "
                 "use fewer."
             )
-        return _finished([np.flatnonzero(labels == speaker) for speaker in range(clients)], _FEWER)
+        return _sort_parts(
+            [np.flatnonzero(labels == speaker) for speaker in range(clients)], _FEWER
+        )
 
 
-def _checked(
+def _check_arguments(
     targets: torch.Tensor, clients: int, seed: int
 ) -> tuple[NDArray[np.integer], np.random.Generator]:
+    """Check the arguments of `Partition.split`; returns the labels and the random generator."""
     labels = np.asarray(targets)
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise InvalidData(
@@ -248,7 +253,8 @@ def _checked(
         raise InvalidData(str(error)) from None
 
 
-def _finished(parts: Sequence[Indices], fix: str) -> list[Indices]:
+def _sort_parts(parts: Sequence[Indices], fix: str) -> list[Indices]:
+    """The parts, each sorted; an empty one raises `InvalidData`, which ends with `fix`."""
     for client, part in enumerate(parts):
         if len(part) == 0:
             raise InvalidData(

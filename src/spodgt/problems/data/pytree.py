@@ -1,15 +1,9 @@
-"""Pytrees: samples, batches and outputs as nested dicts, tuples and lists of tensors.
-
-Also here: running user code with a fixed random state of torch, NumPy and Python.
-"""
+"""Pytrees: samples, batches and outputs as nested dicts, tuples and lists of tensors."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -96,36 +90,3 @@ def _rebuild(like: Tree, parts: dict[object, Tree] | list[Tree]) -> Tree:
         return container(parts)  # type: ignore[call-arg]
     except TypeError:  # a mapping with another constructor, such as defaultdict
         return parts
-
-
-# --- random state of user code -------------------------------------------------------------------
-def seed_all(seed: int) -> None:
-    """Seed the global generators of torch, NumPy and Python."""
-    torch.manual_seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002
-    random.seed(seed)
-
-
-@contextmanager
-def seeded(seed: int | None) -> Iterator[None]:
-    """Seed the global generators inside the block and restore their states after it.
-
-    Args:
-        seed: None does not seed; the states are restored all the same.
-    """
-    numpy_state = np.random.get_state()  # noqa: NPY002
-    python_state = random.getstate()
-    with torch.random.fork_rng():
-        if seed is not None:
-            seed_all(seed)
-        try:
-            yield
-        finally:
-            np.random.set_state(numpy_state)  # noqa: NPY002
-            random.setstate(python_state)
-
-
-def random_state() -> tuple[object, ...]:
-    """A value that changes whenever a number is drawn from a global generator."""
-    numpy_position = np.random.get_state(legacy=False)["state"]["pos"]  # noqa: NPY002
-    return torch.get_rng_state().numpy().tobytes(), numpy_position, random.getstate()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TypeGuard, cast
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch.utils import data as torch_data
 
 from spodgt._util.text import first_line
 from spodgt.errors import InvalidData
-from spodgt.problems.data.pytree import Tree, leaves, seeded, tree_map
+from spodgt.problems.data.pytree import Tree, leaves, tree_map
 from spodgt.problems.data.samples import (
     AnySamples,
     Collate,
@@ -22,6 +22,7 @@ from spodgt.problems.data.samples import (
     Readable,
     Samples,
 )
+from spodgt.problems.random_state import seeded
 
 Source = torch_data.Dataset[object] | Sequence[object] | Mapping[str, object]
 Clients = Sequence[Source] | Mapping[str, Source]
@@ -106,46 +107,50 @@ class Reader:
                 f"{client_label} is an IterableDataset, which has no random access; give a "
                 "map-style Dataset with __len__ and __getitem__."
             )
-        _refuse_data_frames(source, client_label)
+        _refuse_data_frame(source, client_label)
         tensors = _tensors_of_dataset(source)
         if tensors is not None:
             return Stack(tensors)
         if _is_mapping_of_arrays(source):
             return Stack(source)
         if isinstance(source, tuple | list):
-            if self.whole_batches and isinstance(source, list) and _is_pair_of_arrays(source):
-                raise InvalidData(
-                    f"{client_label} is a list of two tensors, which may be two samples or inputs "
-                    "and targets; give a tuple (inputs, targets), or the samples in a torch "
-                    "Dataset."
-                )
-            if _is_inputs_and_targets(source):
-                return Stack(source)
-            return source
-        if type(source).__name__ == "DataFrame":  # of pandas or polars; its items are columns
-            raise InvalidData(
-                f"{client_label} is a DataFrame; give arrays of its columns, such as "
-                '(frame[["a", "b"]].to_numpy("float32"), frame["label"].to_numpy()).'
-            )
+            self._refuse_ambiguous_list(source, client_label)
+            return Stack(source) if _is_inputs_and_targets(source) else source
         if _is_map_style_dataset(source):
-            dataset = cast(Readable, source)
-            return _read_all(dataset, client_label) if self.cache else dataset
+            return _read_all(source, client_label) if self.cache else source
         raise InvalidData(
             f"{client_label} must be a dataset of (input, target) pairs or two tensors, got "
             f"{type(source).__name__}; give (inputs, targets), a list of samples or a torch "
             "Dataset."
         )
 
+    def _refuse_ambiguous_list(self, source: Sequence[object], client_label: str) -> None:
+        """Refuse a list of two arrays that may be a pair of arrays or two samples."""
+        if self.whole_batches and isinstance(source, list) and _is_pair_of_arrays(source):
+            raise InvalidData(
+                f"{client_label} is a list of two tensors, which may be two samples or inputs and "
+                "targets; give a tuple (inputs, targets), or the samples in a torch Dataset."
+            )
 
-def _refuse_data_frames(source: object, client_label: str) -> None:
-    """Name the fix for tables of pandas, of which the columns are not in the order of a model."""
+
+def _refuse_data_frame(source: object, client_label: str) -> None:
+    """Refuse a table, or a pair with one: its items are columns, and not samples."""
+    if type(source).__name__ == "DataFrame" and not _is_of_pandas(source):  # of polars
+        raise InvalidData(
+            f"{client_label} is a DataFrame; give arrays of its columns, such as "
+            '(frame[["a", "b"]].to_numpy("float32"), frame["label"].to_numpy()).'
+        )
     parts = source if isinstance(source, tuple | list) else [source]
     for part in parts[:2]:
-        if type(part).__module__.partition(".")[0] == "pandas":
+        if _is_of_pandas(part):
             raise InvalidData(
                 f"{client_label} holds a {type(part).__name__} of pandas; give arrays: "
                 "(table[inputs].to_numpy(), table[target].to_numpy())."
             )
+
+
+def _is_of_pandas(value: object) -> bool:
+    return type(value).__module__.partition(".")[0] == "pandas"
 
 
 def _stack_of_tensors(stack: Stack, client_label: str) -> Stack:
@@ -214,7 +219,7 @@ def _is_mapping_of_arrays(source: object) -> bool:
     return isinstance(source, Mapping) and bool(source) and all(map(is_array, leaves(source)))
 
 
-def _is_map_style_dataset(source: object) -> bool:
+def _is_map_style_dataset(source: object) -> TypeGuard[Readable]:
     """Whether `source` is indexable, but not an array, a text, a mapping or a class."""
     excluded = (str, bytes, Tensor, np.ndarray, type, Mapping)
     return hasattr(source, "__getitem__") and not isinstance(source, excluded)

@@ -14,7 +14,8 @@ from torch.utils import data as torch_data
 
 from spodgt._util.text import first_line
 from spodgt.errors import InvalidData
-from spodgt.problems.data.pytree import Tree, copy_to, leaves, seeded, tensor_leaves, tree_map
+from spodgt.problems.data.pytree import Tree, copy_to, leaves, tensor_leaves, tree_map
+from spodgt.problems.random_state import seeded
 from spodgt.types import Ints
 
 MAX_BLOCK_NUMBERS = 2**24  # numbers in one evaluated block: 64 MB of float32

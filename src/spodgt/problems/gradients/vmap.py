@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from spodgt.problems.data.pytree import Tree
-from spodgt.problems.gradients import Engine, Layout, Many, Noise
+from spodgt.problems.gradients import DropoutSeeds, Engine, Layout, PerClient
 from spodgt.problems.losses import Objective, stacked_loss
 
 
@@ -36,12 +36,12 @@ class VmapEngine(Engine):
         module = self.copies[key]
         return module if module.training == training else module.train(training)
 
-    def with_losses(
-        self, x: Tensor, inputs: Many, targets: Many, noise: Noise
+    def losses_and_gradients(
+        self, x: Tensor, inputs: PerClient, targets: PerClient, seeds: DropoutSeeds
     ) -> tuple[Tensor, Tensor]:
         assert isinstance(inputs, Tensor)
         loss = stacked_loss(self.objective.loss) or vmap(self.objective.loss)
-        module = self._module(x, training=noise is not None)
+        module = self._module(x, training=seeds is not None)
 
         def forward(row: Tensor, batch: Tensor) -> Tensor:
             outputs: Tensor = functional_call(module, self.layout.unflatten(row), (batch,))

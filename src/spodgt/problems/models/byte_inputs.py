@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from spodgt.errors import InvalidInput
 from spodgt.problems.data.client_data import ClientData
-from spodgt.problems.data.pytree import Tree, clone, seeded, tensor_leaves, tree_map
+from spodgt.problems.data.pytree import Tree, clone, tensor_leaves, tree_map
 from spodgt.problems.losses import Objective, call_module
 from spodgt.problems.models.probe import copy_in_float32
+from spodgt.problems.random_state import seeded
 
 _PROBE_SAMPLES = 4
 
@@ -19,7 +20,19 @@ _PROBE_SAMPLES = 4
 def resolve_byte_inputs(model: nn.Module, objective: Objective, data: ClientData) -> ClientData:
     """Decide whether uint8 inputs are scaled, by calling the model on a few samples.
 
-    Inputs remain integers for a model that reads integers, and for a loss(model, batch).
+        loss(model, batch)                              raw: batches are passed as they are
+        model fails on integers and on floats           scaled; the model probe reports the error
+        model fails on integers                         scaled
+        model fails on floats, or ignores fractions     raw: it reads integers
+        model takes both                                scaled, with a warning if the outputs differ
+
+    Args:
+        model: the module as given.
+        objective: the loss.
+        data: of the clients; uint8 inputs are scaled.
+
+    Returns:
+        The data, with raw inputs or unchanged.
 
     Raises:
         InvalidInput: if the model needs int64 inputs.
@@ -27,23 +40,18 @@ def resolve_byte_inputs(model: nn.Module, objective: Objective, data: ClientData
     raw_data = data.convert_samples(lambda samples: samples.with_raw_bytes())
     if objective.calls_model:
         return raw_data
-    indices = data.client_indices[0][:_PROBE_SAMPLES]
-    cpu = torch.device("cpu")
-    raw, _ = raw_data.samples.batch(indices, cpu, torch.float32)
+    raw = _first_inputs(raw_data)
     if all(tensor.dtype != torch.uint8 for tensor in tensor_leaves(raw)):
         return data
     module = copy_in_float32(model)
+    scaled = _first_inputs(data)
     raw_outputs = _call(module, raw)
-    scaled, _ = data.samples.batch(indices, cpu, torch.float32)
     scaled_outputs = _call(module, scaled)
+    if raw_outputs is None and scaled_outputs is None:
+        _refuse_int64_model(module, raw)
     if raw_outputs is None:
-        if scaled_outputs is None and _call(module, tree_map(_to_int64, raw)) is not None:
-            raise InvalidInput(
-                "model needs its inputs as int64, got torch.uint8; use inputs.long() in the data "
-                "or in the model."
-            )
-        return data  # a model that needs floats; if it fails on those, the probe reports why
-    if scaled_outputs is None or _reads_integers(module, scaled, scaled_outputs):
+        return data
+    if scaled_outputs is None or _ignores_fractions(module, scaled, scaled_outputs):
         return raw_data
     if not _is_equal(raw_outputs, scaled_outputs):
         warnings.warn(
@@ -55,7 +63,23 @@ def resolve_byte_inputs(model: nn.Module, objective: Objective, data: ClientData
     return data
 
 
-def _reads_integers(module: nn.Module, scaled: Tree, scaled_outputs: list[Tensor]) -> bool:
+def _first_inputs(data: ClientData) -> Tree:
+    """The inputs of a few samples of client 0."""
+    indices = data.client_indices[0][:_PROBE_SAMPLES]
+    inputs, _ = data.samples.batch(indices, torch.device("cpu"), torch.float32)
+    return inputs
+
+
+def _refuse_int64_model(module: nn.Module, raw: Tree) -> None:
+    """Raise `InvalidInput` if a model takes inputs as int64, but not as uint8."""
+    if _call(module, tree_map(_to_int64, raw)) is not None:
+        raise InvalidInput(
+            "model needs its inputs as int64, got torch.uint8; use inputs.long() in the data or in "
+            "the model."
+        )
+
+
+def _ignores_fractions(module: nn.Module, scaled: Tree, scaled_outputs: list[Tensor]) -> bool:
     """Whether only the integer part of inputs matters, as for a model that calls x.long()."""
     floored = tree_map(_floor, scaled)
     if _is_equal(tensor_leaves(floored), tensor_leaves(scaled)):

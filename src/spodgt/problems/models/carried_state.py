@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from spodgt.errors import InvalidInput
-from spodgt.problems.data.pytree import seeded
+from spodgt.problems.random_state import seeded
 
 _NUMBERS = (bool, int, float, complex)
 _CONSTANTS = (*_NUMBERS, str, bytes, type(None))

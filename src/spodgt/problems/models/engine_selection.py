@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from spodgt import rng
-from spodgt.problems.data.pytree import Tree, seeded
+from spodgt.problems.data.pytree import Tree
 from spodgt.problems.gradients import Engine, flatten
 from spodgt.problems.gradients.linear import LinearEngine
 from spodgt.problems.gradients.loop import LoopEngine
 from spodgt.problems.gradients.vmap import VmapEngine
 from spodgt.problems.losses import stacked_loss
 from spodgt.problems.models.torch_internals import has_hooks
+from spodgt.problems.random_state import seeded
 
 _CONTAINERS = (nn.Sequential, nn.Flatten, nn.Identity)  # modules that compute nothing themselves
 _RANDOM_MODEL_SCALES = (0.3, 3.0)
@@ -63,7 +64,7 @@ def _supports_batched_engines(plain: LoopEngine) -> bool:
     objective = plain.objective
     if objective.calls_model or objective.ignore_index is not None:
         return False
-    if plain.random or plain.statistics.names:
+    if plain.draws_random_numbers or plain.extra.names:
         return False
     return not any(_is_customised(part) for part in plain.module.modules())
 
@@ -108,15 +109,19 @@ def _agrees(engine: Engine, plain: LoopEngine, inputs: Tensor, targets: Tensor) 
     models = _test_models(plain)
     batches = _rolled(inputs, len(models))
     answers = _rolled(targets, len(models))
-    noise = [0] * len(models)
+    seeds = [0] * len(models)
     with warnings.catch_warnings(), seeded(0):
         warnings.simplefilter("ignore")
         # vmap warns if it falls back to a slow loop
         warnings.filterwarnings("error", message=".*performance drop.*")
         try:
-            _, gradients = engine.with_losses(models, batches.clone(), answers.clone(), noise)
+            _, gradients = engine.losses_and_gradients(
+                models, batches.clone(), answers.clone(), seeds
+            )
             outputs = engine.outputs(models, inputs)
-            _, plain_gradients = plain.with_losses(models, batches.clone(), answers.clone(), noise)
+            _, plain_gradients = plain.losses_and_gradients(
+                models, batches.clone(), answers.clone(), seeds
+            )
             plain_outputs = torch.stack(plain.outputs(models, inputs))  # type: ignore[arg-type]
         except Exception:
             return False

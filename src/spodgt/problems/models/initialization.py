@@ -13,8 +13,8 @@ from torch import nn
 from spodgt import rng
 from spodgt._util.text import first_line
 from spodgt.errors import InvalidInput
-from spodgt.problems.data.pytree import seeded
 from spodgt.problems.models.torch_internals import reset_method
+from spodgt.problems.random_state import seeded
 
 Init = Literal["given", "fresh"] | Callable[[nn.Module, int], object]
 

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from spodgt._util.text import first_line
 from spodgt.errors import InvalidInput
-from spodgt.problems.data.pytree import Tree, clone, concat, seeded
+from spodgt.problems.data.pytree import Tree, clone, concat
 from spodgt.problems.losses import Loss, Objective, call_module, compares_classes, compares_elements
-from spodgt.problems.user_code import user_code_errors
+from spodgt.problems.random_state import seeded
+from spodgt.problems.user_code_errors import user_code_errors
 
 
 def evaluate_once(
@@ -43,7 +44,7 @@ def evaluate_once(
         else:
             outputs = call_module(module, clone(inputs))
             _check_targets_fit(objective.loss, outputs, targets)
-            value = objective.of(outputs, clone(targets))
+            value = objective.loss_of(outputs, clone(targets))
     if not isinstance(value, Tensor):
         raise InvalidInput(
             f"loss must return a tensor, got {type(value).__name__}; return one number."

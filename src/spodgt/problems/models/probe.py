@@ -16,7 +16,7 @@ from spodgt._util.text import first_line
 from spodgt.errors import InvalidData, InvalidInput
 from spodgt.problems.data.client_data import ClientData, client_label
 from spodgt.problems.data.labels import first_invalid_label, has_target
-from spodgt.problems.data.pytree import Tree, clone, random_state, seeded, tensor_leaves
+from spodgt.problems.data.pytree import Tree, clone, tensor_leaves
 from spodgt.problems.data.samples import AnySamples, LazySamples, Samples
 from spodgt.problems.gradients import Layout
 from spodgt.problems.losses import Objective, call_module, compares_classes, ignore_index_of
@@ -24,7 +24,8 @@ from spodgt.problems.metrics import Accuracy, accuracy_of
 from spodgt.problems.models.carried_state import TRACKING_NORMS, refuse_carried_state
 from spodgt.problems.models.loss_checks import check_gradient, evaluate_once, refuse_sum
 from spodgt.problems.models.torch_internals import has_gradient_hooks
-from spodgt.problems.user_code import user_code_errors
+from spodgt.problems.random_state import random_state, seeded
+from spodgt.problems.user_code_errors import user_code_errors
 from spodgt.types import Ints
 
 CONVOLUTIONS = (
@@ -200,7 +201,9 @@ class ModelProbe:
         """Whether the loss of one sample can be computed and is finite."""
         try:
             inputs, targets = samples.take(torch.tensor([index]), torch.float32)
-            return bool(self.objective.of(call_module(self.module, inputs), targets).isfinite())
+            return bool(
+                self.objective.loss_of(call_module(self.module, inputs), targets).isfinite()
+            )
         except Exception:
             return False
 

@@ -89,12 +89,10 @@ class Residual(nn.Module):
         )
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or before != after:
-            self.shortcut = (
-                nn.Sequential(  # a strided 1×1 convolution, but see `gradients.loop._overruns`
-                    nn.AvgPool2d(1, stride),
-                    nn.Conv2d(before, after, 1, bias=False),
-                    _normalisation(norm, after),
-                )
+            self.shortcut = nn.Sequential(  # a strided 1×1 convolution, but see `gradients.loop`
+                nn.AvgPool2d(1, stride),
+                nn.Conv2d(before, after, 1, bias=False),
+                _normalisation(norm, after),
             )
 
     def forward(self, x: Tensor) -> Tensor:

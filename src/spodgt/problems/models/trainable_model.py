@@ -85,13 +85,13 @@ class TrainableModel:
         columns = ModelColumns.of(module, side_effects.statistics, options)
         probe.refuse_carried_state()
         plain = LoopEngine(
-            copy_in_own_precision(model, module),
-            columns.shared,
-            probe.objective,
-            columns.extra,
-            side_effects.draws_random_numbers,
-            columns.personal,
-            options.personal_step_size,
+            module=copy_in_own_precision(model, module),
+            layout=columns.shared,
+            objective=probe.objective,
+            extra=columns.extra,
+            draws_random_numbers=side_effects.draws_random_numbers,
+            personal=columns.personal,
+            personal_step_size=options.personal_step_size,
         )
         probe_batch = None
         engine: Engine = plain
@@ -106,18 +106,18 @@ class TrainableModel:
                 stacklevel=4,
             )
         return TrainableModel(
-            model,
-            probe.objective,
-            engine,
-            plain,
-            columns,
-            count_multiplications(module, probe.inputs, probe.forward),
-            probe.accuracy,
-            data.samples.numbers_per_input,
-            probe.output_size,
-            options,
-            probe_batch,
-            no_full_gradient,
+            module=model,
+            objective=probe.objective,
+            engine=engine,
+            plain=plain,
+            columns=columns,
+            multiplications=count_multiplications(module, probe.inputs, probe.forward),
+            accuracy=probe.accuracy,
+            input_size=data.samples.numbers_per_input,
+            output_size=probe.output_size,
+            options=options,
+            probe_batch=probe_batch,
+            no_full_gradient=no_full_gradient,
         )
 
     @property
@@ -248,7 +248,9 @@ def _why_no_full_gradient(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            plain.with_losses(model[None], [clone(probe.inputs)], [clone(probe.targets)], None)
+            plain.losses_and_gradients(
+                model[None], [clone(probe.inputs)], [clone(probe.targets)], None
+            )
     except Exception as error:
         return first_line(error)
     finally:
