@@ -90,7 +90,8 @@ def test_no_exception_ends_a_link(error: BaseException, monkeypatch: pytest.Monk
 
 
 def test_a_link_that_ended_all_the_same_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spodgt.peer.transport.streams._BACKOFF", (0.02, 0.05))
+    monkeypatch.setattr("spodgt.peer.transport.link_dialer.FIRST_PAUSE", 0.02)
+    monkeypatch.setattr("spodgt.peer.transport.link_dialer.LONGEST_PAUSE", 0.05)
 
     async def work() -> None:
         async with Server() as server:
@@ -108,7 +109,8 @@ def test_a_link_that_ended_all_the_same_is_made_anew(monkeypatch: pytest.MonkeyP
 
 
 def test_links_come_up_after_many_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spodgt.peer.transport.streams._BACKOFF", (0.01, 0.03))
+    monkeypatch.setattr("spodgt.peer.transport.link_dialer.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("spodgt.peer.transport.link_dialer.LONGEST_PAUSE", 0.03)
 
     async def work() -> None:
         async with Server() as server:

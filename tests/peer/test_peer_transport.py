@@ -184,7 +184,7 @@ class Pair:
 
 @pytest.fixture
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spodgt.peer.transport.streams.RESEND_SECONDS", 0.03)
+    monkeypatch.setattr("spodgt.peer.transport.out_links.RESEND_SECONDS", 0.03)
 
 
 @pytest.mark.usefixtures("_often")
@@ -517,7 +517,7 @@ def test_two_versions_use_the_highest_protocol_that_both_speak(
         receiver.send_ack("a", Ack(0, 1, Incarnation(1, 9), Incarnation(1, 7)))
         while not acks:
             await asyncio.sleep(0.02)
-        assert receiver.in_links.streams["a"].own.protocols == (agreed,)
+        assert receiver.in_links.streams["a"].context.protocols == (agreed,)
         assert (sender.out["b"].traffic.version, receiver.in_links.traffic["a"].version) == (
             "0.2",
             "0.1",

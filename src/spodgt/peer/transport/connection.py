@@ -17,6 +17,7 @@ from spodgt.peer.transport.grpc_wire import GRPC, system_host
 CHUNK_SECONDS = 60.0  # a chunk of 1 MiB that takes longer is a dead link
 ANSWER_SECONDS = 5.0  # for an answer, beyond the time its bytes take at the slowest rate
 SLOWEST = 16_000.0  # bytes per second that a link must carry at least
+TAKEOVER_SECONDS = 3.0  # a stream silent for so long is replaced by a new one of the same client
 TEXT = 300  # characters of a reason that travel back to the sender
 ANSWER = 2**24  # bytes of a manifest; of a run with a larger one, `GROWTH` times as much
 GROWTH = 4
@@ -52,18 +53,23 @@ class LocalClient:
         """Seconds of the monotonic clock."""
         return self.host.clock.monotonic()
 
+    @property
+    def message_seconds(self) -> float:
+        """Seconds that a message takes at the slowest rate."""
+        return 8 * self.context.n / SLOWEST
+
     async def cause(self, error: BaseException | None, address: str, name: str) -> str:
         """One sentence on why the link to `name` is down."""
         if isinstance(error, Ended):
             return f"{name} ended the stream"
         if isinstance(error, Rejected):
             return f"{name} refuses: {error}"[:TEXT]
-        found = await self.host.wire.probe(self.identity, address, name)
+        cause = await self.host.wire.probe(self.identity, address, name)
         if error is None or isinstance(error, WireError):
-            return found
+            return cause
         if isinstance(error, asyncio.TimeoutError):
-            return f"{found}: no answer in time"[:TEXT]
-        return f"{found}: {type(error).__name__}: {error}"[:TEXT]
+            return f"{cause}: no answer in time"[:TEXT]
+        return f"{cause}: {type(error).__name__}: {error}"[:TEXT]
 
 
 def own_headers(own: wire_format.Context) -> Headers:
