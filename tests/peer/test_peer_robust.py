@@ -657,7 +657,7 @@ def test_flags_of_a_neighbour_end_after_some_time(
 ) -> None:
     peer = Peer(home, "p0", Options(durability="process", report_every=0.0, evaluate_every=0.0))
     detector = peer.node.outliers.detectors["p1"] = OutlierDetector(
-        flags=1, far=1e9
+        flags=1, last_ratio=1e9
     )  # it has sent something huge
     for _ in range(3):
         peer.reporter.report()
