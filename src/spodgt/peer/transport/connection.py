@@ -6,10 +6,10 @@ import asyncio
 from dataclasses import dataclass, field
 
 from spodgt.peer.host.events import Notify
-from spodgt.peer.host.fault_injection import Receive
 from spodgt.peer.host.interfaces import Ended, Headers, Host, Rejected, Wire, WireError
 from spodgt.peer.host.text import printable
 from spodgt.peer.membership.certificates import Identity
+from spodgt.peer.protocol.inbox import Receive
 from spodgt.peer.protocol.running_sums import Refused
 from spodgt.peer.transport import wire_format
 from spodgt.peer.transport.grpc_wire import GRPC, system_host
@@ -44,7 +44,7 @@ class LocalClient:
 
     context: wire_format.Context
     identity: Identity
-    receive: Receive  # called with the frames that arrive
+    receive: Receive  # takes the frames that arrive: `Node.receive`, set in `startup.make_links`
     notify: Notify
     host: Host = field(default_factory=system_host)
 
@@ -70,6 +70,13 @@ class LocalClient:
         if isinstance(error, asyncio.TimeoutError):
             return f"{cause}: no answer in time"[:TEXT]
         return f"{cause}: {type(error).__name__}: {error}"[:TEXT]
+
+
+def current_task() -> asyncio.Task[None]:
+    """The running task, by which a stream can be ended."""
+    task = asyncio.current_task()
+    assert task is not None
+    return task
 
 
 def own_headers(own: wire_format.Context) -> Headers:

@@ -11,7 +11,7 @@ from spodgt.peer.host.interfaces import Call, Stream
 from spodgt.peer.protocol.running_sums import Ack, Incarnation, Message, Refused
 from spodgt.peer.transport import wire_format
 from spodgt.peer.transport.access_control import AccessControl
-from spodgt.peer.transport.connection import TAKEOVER_SECONDS, LocalClient, Traffic
+from spodgt.peer.transport.connection import TAKEOVER_SECONDS, LocalClient, Traffic, current_task
 from spodgt.peer.transport.link_dialer import LinkDialer, close_changed
 from spodgt.peer.transport.wire_format import RepeatedHeader
 
@@ -47,9 +47,7 @@ class InStream:
         self.last_received = local.now
         self.last_answered = 0.0
         self.wake = asyncio.Event()
-        reader = asyncio.current_task()
-        assert reader is not None
-        self.reader = reader
+        self.reader = current_task()
         self.writer = asyncio.create_task(self._answer())
 
     def close(self) -> None:
@@ -115,8 +113,7 @@ class InLinks:
         """
         traffic = self.traffic[sender]
         assembler = wire_format.MessageAssembler(self.local.context, sender)
-        task = asyncio.current_task()
-        assert task is not None
+        task = current_task()
         limit = FIRST_SECONDS + self.local.message_seconds
         first_deadline = asyncio.get_running_loop().call_later(limit, task.cancel)
         registered: InStream | None = None  # after the first frame

@@ -17,6 +17,7 @@ from spodgt.peer.transport.connection import (
     LocalClient,
     Traffic,
     agree_on_protocol,
+    current_task,
     own_headers,
 )
 from spodgt.peer.transport.in_links import InLinks
@@ -111,12 +112,11 @@ class IncomingCalls:
             serve: Uses the stream.
 
         Raises:
-            Refused: The caller has too many streams or is banned, has no protocol in common, or broke
-                the protocol.
+            Refused: The caller has too many streams, is banned, has no protocol in common, or sent
+                an invalid frame.
         """
         name = call.caller
-        task = asyncio.current_task()
-        assert task is not None
+        task = current_task()
         self.tasks[task] = link
         try:
             with self.access.stream(name), self._until_expiry(name, call.certificate):
@@ -133,17 +133,16 @@ class IncomingCalls:
     @contextlib.contextmanager
     def _until_expiry(self, name: str, certificate: bytes) -> Iterator[None]:
         """End a stream when the certificate of either end expires; it is opened again with a new one."""
-        task = asyncio.current_task()
-        assert task is not None
+        task = current_task()
 
-        def end(task: asyncio.Task[None]) -> None:
+        def end() -> None:
             self.local.notify("certificate", "a certificate of this stream has expired", name)
             task.cancel()
 
         now = self.local.host.clock.wall()
         own = self.local.identity.certificate
         left = min(seconds_left(certificate, now), seconds_left(own, now))
-        timer = asyncio.get_running_loop().call_later(max(left, 0), end, task)
+        timer = asyncio.get_running_loop().call_later(max(left, 0), end)
         try:
             yield
         finally:
@@ -163,8 +162,7 @@ class IncomingCalls:
             why = f"{name} is not in the manifest"
             self.local.notify("refused", why)
             raise Refused(why)
-        task = asyncio.current_task()
-        assert task is not None
+        task = current_task()
         # a client that does not read the answer is disconnected
         late = asyncio.get_running_loop().call_later(CHUNK_SECONDS, task.cancel)
         try:

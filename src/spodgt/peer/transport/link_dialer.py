@@ -88,7 +88,7 @@ class LinkDialer(ABC):
 
     async def _attempt(self) -> str:
         """Connect and exchange frames until the stream breaks; returns why."""
-        # a task of its own: gRPC cancels what waits on a call that ends, and that must not end the link
+        # a task of its own: gRPC cancels what waits on a call that ends, which must not end the link
         attempt = asyncio.create_task(self._connect())
         try:
             await asyncio.wait({attempt})
@@ -115,7 +115,7 @@ class LinkDialer(ABC):
         host = self.local.host
         headers = connection.own_headers(context)
         async with host.wire.open(identity, self.address, self.name, self.rpc, headers) as call:
-            # a dialling end does not get the other's certificate: TLS checks it at each new connection
+            # this end does not get the other's certificate: TLS checks it at each new connection
             certificate_seconds = seconds_left(identity.certificate, host.clock.wall())
             seconds = max(0.0, min(certificate_seconds, STREAM_SECONDS))
             expiry = asyncio.get_running_loop().call_later(seconds, call.cancel)

@@ -92,7 +92,7 @@ class OutStream:
     """The sender's end of one stream of a link.
 
     A stream loses nothing, so each new message is sent once on it. The acknowledgement follows the
-    receiver's round and commit, which may take long: until then the header of the message is repeated.
+    receiver's round and commit, which may take long: until then the message's header is repeated.
     Protocol 1 has no such frames: the message itself is retransmitted.
 
     Args:
@@ -134,7 +134,7 @@ class OutStream:
                 raise error
 
     async def _watch_deadlines(self) -> None:
-        """Raise TimeoutError after a deadline; one watcher is cheaper than a timer for each chunk."""
+        """Raise TimeoutError after a deadline; cheaper than a timer for each chunk."""
         response_seconds = RESPONSE_SECONDS + self.local.message_seconds
         while True:
             await asyncio.sleep(1)
@@ -158,7 +158,7 @@ class OutStream:
                 await self._send_or_repeat(message)
 
     async def _send_or_repeat(self, message: Message) -> None:
-        """Send the newest message if it is new on this stream, else repeat a header if that is due."""
+        """Send a message if it is new on this stream, else repeat a header if that is due."""
         self.frame += 1
         last = self.last_sent
         is_new = last is None or message.content != last.content
@@ -198,7 +198,7 @@ class OutStream:
         self.link.traffic.bytes += len(chunk)
 
     async def _listen(self) -> None:
-        """Receive acknowledgements and heartbeats (empty frames) until the receiver ends the stream."""
+        """Receive acknowledgements and heartbeats (empty frames) until the stream ends."""
         while True:
             data = await self.stream.read()
             if data is None:
