@@ -14,13 +14,14 @@ import pytest
 import torch
 
 from spodgt.peer.host.events import Notify, describe
+from spodgt.peer.host.interfaces import Headers
 from spodgt.peer.membership import certificates
 from spodgt.peer.membership.certificates import Identity
 from spodgt.peer.protocol.running_sums import Ack, Incarnation, Message
 from spodgt.peer.transport import wire_format
 from spodgt.peer.transport import wire_pb2 as pb
 from spodgt.peer.transport.connection import LocalClient
-from spodgt.peer.transport.grpc_wire import SERVICE, GrpcServer, secure_channel
+from spodgt.peer.transport.grpc_wire import SERVICE, GrpcIncomingCall, GrpcServer, secure_channel
 from spodgt.peer.transport.links import Transport
 
 pytestmark = pytest.mark.network
@@ -490,6 +491,26 @@ def test_a_stream_that_has_sent_nothing_ends_when_its_client_is_removed() -> Non
             server.transport.relink({}, {})
             await asyncio.wait_for(call.code(), 5)  # before it is late with its message
 
+    run(work())
+
+
+def test_a_stream_ends_when_its_link_is_removed_in_the_handshake(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begin = GrpcIncomingCall.begin
+
+    async def slow(self: GrpcIncomingCall, headers: Headers) -> None:
+        await begin(self, headers)
+        await asyncio.sleep(5)
+
+    async def work() -> None:
+        async with Server() as server, secure_channel(who("a"), server.address, "b") as channel:
+            call = channel.stream_stream(f"/{SERVICE}/Talk")()
+            await asyncio.wait_for(call.initial_metadata(), 5)
+            server.transport.relink({}, {})
+            await asyncio.wait_for(call.code(), 4)
+
+    monkeypatch.setattr(GrpcIncomingCall, "begin", slow)
     run(work())
 
 

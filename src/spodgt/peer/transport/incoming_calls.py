@@ -127,6 +127,8 @@ class IncomingCalls:
             why = str(error)[:TEXT]
             self.local.notify("refused", why, name)
             raise Refused(why) from None
+        except asyncio.CancelledError:
+            return  # gRPC ends the call of a handler that returns, not of one that is cancelled
         finally:
             del self.tasks[task]
 
