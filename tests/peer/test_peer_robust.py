@@ -90,7 +90,8 @@ def test_no_exception_ends_a_link(error: BaseException, monkeypatch: pytest.Monk
 
 
 def test_a_link_that_ended_all_the_same_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spodgt.peer.transport.streams._BACKOFF", (0.02, 0.05))
+    monkeypatch.setattr("spodgt.peer.transport.link_dialer.FIRST_PAUSE", 0.02)
+    monkeypatch.setattr("spodgt.peer.transport.link_dialer.LONGEST_PAUSE", 0.05)
 
     async def work() -> None:
         async with Server() as server:
@@ -108,7 +109,8 @@ def test_a_link_that_ended_all_the_same_is_made_anew(monkeypatch: pytest.MonkeyP
 
 
 def test_links_come_up_after_many_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spodgt.peer.transport.streams._BACKOFF", (0.01, 0.03))
+    monkeypatch.setattr("spodgt.peer.transport.link_dialer.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("spodgt.peer.transport.link_dialer.LONGEST_PAUSE", 0.03)
 
     async def work() -> None:
         async with Server() as server:
@@ -655,7 +657,7 @@ def test_flags_of_a_neighbour_end_after_some_time(
 ) -> None:
     peer = Peer(home, "p0", Options(durability="process", report_every=0.0, evaluate_every=0.0))
     detector = peer.node.outliers.detectors["p1"] = OutlierDetector(
-        flags=1, far=1e9
+        flags=1, last_ratio=1e9
     )  # it has sent something huge
     for _ in range(3):
         peer.reporter.report()

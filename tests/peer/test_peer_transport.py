@@ -14,13 +14,14 @@ import pytest
 import torch
 
 from spodgt.peer.host.events import Notify, describe
+from spodgt.peer.host.interfaces import Headers
 from spodgt.peer.membership import certificates
 from spodgt.peer.membership.certificates import Identity
 from spodgt.peer.protocol.running_sums import Ack, Incarnation, Message
 from spodgt.peer.transport import wire_format
 from spodgt.peer.transport import wire_pb2 as pb
 from spodgt.peer.transport.connection import LocalClient
-from spodgt.peer.transport.grpc_wire import SERVICE, GrpcServer, secure_channel
+from spodgt.peer.transport.grpc_wire import SERVICE, GrpcIncomingCall, GrpcServer, secure_channel
 from spodgt.peer.transport.links import Transport
 
 pytestmark = pytest.mark.network
@@ -184,7 +185,7 @@ class Pair:
 
 @pytest.fixture
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spodgt.peer.transport.streams.RESEND_SECONDS", 0.03)
+    monkeypatch.setattr("spodgt.peer.transport.out_links.RESEND_SECONDS", 0.03)
 
 
 @pytest.mark.usefixtures("_often")
@@ -493,6 +494,26 @@ def test_a_stream_that_has_sent_nothing_ends_when_its_client_is_removed() -> Non
     run(work())
 
 
+def test_a_stream_ends_when_its_link_is_removed_in_the_handshake(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begin = GrpcIncomingCall.begin
+
+    async def slow(self: GrpcIncomingCall, headers: Headers) -> None:
+        await begin(self, headers)
+        await asyncio.sleep(5)
+
+    async def work() -> None:
+        async with Server() as server, secure_channel(who("a"), server.address, "b") as channel:
+            call = channel.stream_stream(f"/{SERVICE}/Talk")()
+            await asyncio.wait_for(call.initial_metadata(), 5)
+            server.transport.relink({}, {})
+            await asyncio.wait_for(call.code(), 4)
+
+    monkeypatch.setattr(GrpcIncomingCall, "begin", slow)
+    run(work())
+
+
 @pytest.mark.parametrize(
     ("theirs", "ours", "agreed"),
     [((1,), (1,), 1), ((1, 2), (1,), 1), ((1,), (1, 2), 1), ((1, 2), (2, 3), 2)],
@@ -517,7 +538,7 @@ def test_two_versions_use_the_highest_protocol_that_both_speak(
         receiver.send_ack("a", Ack(0, 1, Incarnation(1, 9), Incarnation(1, 7)))
         while not acks:
             await asyncio.sleep(0.02)
-        assert receiver.in_links.streams["a"].own.protocols == (agreed,)
+        assert receiver.in_links.streams["a"].context.protocols == (agreed,)
         assert (sender.out["b"].traffic.version, receiver.in_links.traffic["a"].version) == (
             "0.2",
             "0.1",

@@ -9,6 +9,9 @@
     process       one client: start-up, round loop, local computation, upkeep, status
     monitoring    console, Prometheus metrics, web page
 
-A package imports only from those above it. `docs/explanation/peers.md` explains the protocol,
-`docs/results/peers.md` has the failure table. Needs the extra `peer`.
+`protocol` and `transport` do not depend on `process` and `monitoring`. `membership` does: to make a
+run it reads the data of its clients as `process.local_problem` does.
+
+`docs/explanation/peers.md` explains the protocol, `docs/results/peers.md` has the failure table.
+Needs the extra `peer`.
 """

@@ -45,9 +45,7 @@ class Deployment:
     rounds: Annotated[int, _ROUNDS] = 0
 
     def __post_init__(self) -> None:
-        for key in ("rounds_per_second", "max_alone", "rounds"):
-            if vars(self)[key] < 0:
-                raise InvalidInput(f"{key} must be at least 0, got {vars(self)[key]}; use {key}=0.")
+        check_limits(self)
 
 
 @dataclass(frozen=True)
@@ -92,6 +90,14 @@ class Change:
     )
     root: Annotated[str | None, "The root client, for a method with a root."] = None
     rounds: Annotated[int | None, _ROUNDS] = None
+
+
+def check_limits(options: Deployment | Change) -> None:
+    """Refuse negative limits of rounds."""
+    for key in ("rounds_per_second", "max_alone", "rounds"):
+        value = vars(options)[key]
+        if value is not None and not value >= 0:  # also for NaN
+            raise InvalidInput(f"{key} must be at least 0, got {value}; use {key}=0.")
 
 
 def check_address(address: str, what: str) -> None:

@@ -37,7 +37,7 @@ from spodgt.peer.protocol.running_sums import (
 )
 from spodgt.peer.storage import state_store
 from spodgt.peer.storage.state_store import DiskStateStore, StoreFailed
-from spodgt.peer.transport import streams, wire_format
+from spodgt.peer.transport import link_dialer, wire_format
 from tests.peer.simulation import test_liars
 from tests.peer.simulation.simulator import plan_of, simulate
 
@@ -179,7 +179,7 @@ def one_record(self: DiskStateStore, record: state_store.StoredRecord) -> None:
 
 
 # --- links and the manifest ------------------------------------------------------------------------
-async def connect_once(self: streams.LinkDialer) -> None:
+async def connect_once(self: link_dialer.LinkDialer) -> None:
     self.down(await self._attempt())
     await asyncio.Event().wait()
 
@@ -269,7 +269,7 @@ MUTANTS: dict[str, Mutant] = {
     "overwrite the slot in use": Mutant(DiskStateStore, "_write", overwrite_slot),
     "go on with a full disk": Mutant(DiskStateStore, "commit", ignore_full_disk),
     "keep one record": Mutant(DiskStateStore, "_write_record", one_record),
-    "connect once": Mutant(streams.LinkDialer, "_run", connect_once),
+    "connect once": Mutant(link_dialer.LinkDialer, "_run", connect_once),
     "do not follow epochs": Mutant(FrameProcessor, "_check_epoch", deaf_to_epochs),
     "accept an older manifest": Mutant(Membership, "adopt", adopt_any),
     "overwrite a newer manifest": Mutant(Membership, "adopt", overwrite_newer),

@@ -9,17 +9,15 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from spodgt.errors import InvalidInput
-from spodgt.peer.protocol.running_sums import Ack, Message
+from spodgt.peer.protocol.inbox import Frame, Receive
 
-Receive = Callable[[str, Message | Ack], None]  # sender, frame
 POINTS: tuple[str, ...] = ("frames taken", "vectors written", "before commit", "after commit")
 POINTS += ("half sent", "message sent", "ack sent")
 _armed: dict[str, int] = {}  # how often the crash point is reached until it kills
-_KEPT = 16  # old frames of a link that may come again
+_KEPT = 16  # frames: past ones of a link that may be replayed, and late ones of all links
 
 
 def arm(text: str) -> None:
@@ -55,8 +53,8 @@ class Chaos:
 
     def __post_init__(self) -> None:
         self.draw = random.Random(self.seed)
-        self.waiting: list[tuple[str, Message | Ack]] = []
-        self.old: dict[tuple[str, type], list[Message | Ack]] = {}
+        self.late_frames: list[tuple[str, Frame]] = []
+        self.past_frames: dict[tuple[str, type], list[Frame]] = {}  # by sender and kind
 
     @classmethod
     def parse(cls, receive: Receive, text: str) -> Receive:
@@ -64,30 +62,32 @@ class Chaos:
         if not text:
             return receive
         try:
-            return cls(
-                receive,
-                **{key: float(value) for key, value in (p.split("=") for p in text.split(","))},
-            )
+            settings = {}
+            for setting in text.split(","):
+                key, value = setting.split("=")
+                settings[key] = float(value)
+            return cls(receive, **settings)
         except (ValueError, TypeError):
             like = "loss=0.3,twice=0.1,late=0.2,seed=1"
             raise InvalidInput(f"SPODGT_CHAOS={text!r} must be like {like}.") from None
 
-    def __call__(self, source: str, frame: Message | Ack) -> None:
-        past = self.old.setdefault((source, type(frame)), [])
+    def __call__(self, source: str, frame: Frame) -> None:
+        past = self.past_frames.setdefault((source, type(frame)), [])
         past.append(frame)
         del past[:-_KEPT]
         if self.draw.random() < self.loss:
             return
         if self.draw.random() < self.late:
-            self.waiting.append((source, frame))
+            self.late_frames.append((source, frame))
         else:
             self.receive(source, frame)
         if self.draw.random() < self.twice:
             self.receive(source, frame)
         if self.draw.random() < self.replay:
             self.receive(source, self.draw.choice(past))
-        if len(self.waiting) > _KEPT or (self.waiting and self.draw.random() < 0.3):
-            self.receive(*self.waiting.pop(self.draw.randrange(len(self.waiting))))
+        count = len(self.late_frames)
+        if count > _KEPT or (count and self.draw.random() < 0.3):
+            self.receive(*self.late_frames.pop(self.draw.randrange(count)))
 
 
 arm(os.environ.get("SPODGT_CRASH", ""))

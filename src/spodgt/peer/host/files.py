@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -92,7 +94,7 @@ class DiskFile:
         return os.fstat(self._descriptor).st_size
 
     def read(self, at: int, size: int) -> bytes:
-        parts = []
+        parts: list[bytes] = []
         while size > 0:  # a read may be short
             part = os.pread(self._descriptor, size, at)
             if not part:
@@ -151,6 +153,15 @@ class Disk:
 
 
 DISK = Disk()
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock on a file, once no other process holds it; on Windows there is none."""
+    with path.open("rb") as file:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def is_locked(path: Path) -> bool:

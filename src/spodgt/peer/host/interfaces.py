@@ -1,4 +1,4 @@
-"""What a peer uses of its host: clocks, random numbers, a disk, and a wire to other peers.
+"""Interfaces of what a peer uses of its host: clocks, random numbers, a disk and a wire.
 
 All of it is passed in. `grpc_wire.system_host` makes the host of a real process; tests pass a simulated one.
 """
@@ -15,11 +15,11 @@ from spodgt.peer.host.clock import Clock
 from spodgt.peer.host.files import Files
 from spodgt.peer.membership.certificates import Identity
 
-Headers = Mapping[str, str]  # what a call begins with at both ends
+Headers = Mapping[str, str]  # sent by both ends at the beginning of a call
 
 
 class WireError(Exception):
-    """A call has ended, and not by its own end."""
+    """A call failed, or the other end has ended it."""
 
 
 class Disconnected(WireError):
@@ -48,7 +48,7 @@ class Call(Stream, Protocol):
     """The end that made the call."""
 
     async def headers(self) -> Headers:
-        """What the other end begins with."""
+        """The headers that the other end has sent."""
         ...
 
     async def close_writing(self) -> None: ...
@@ -71,15 +71,15 @@ class IncomingCall(Stream, Protocol):
 
     @property
     def headers(self) -> Headers:
-        """What the caller begins with."""
+        """The headers that the caller has sent."""
         ...
 
     async def begin(self, headers: Headers) -> None:
-        """Accept the call."""
+        """Accept the call: send the own headers."""
         ...
 
 
-Handler = Callable[[IncomingCall], Awaitable[None]]  # `Refused` ends the call, with its text
+Handler = Callable[[IncomingCall], Awaitable[None]]  # may raise `Refused`: the caller gets its text
 
 
 class Server(Protocol):

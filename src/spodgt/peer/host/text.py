@@ -18,7 +18,7 @@ def json_values(value: object) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: json_values(each) for key, each in value.items()}
+        return {key: json_values(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [json_values(each) for each in value]
+        return [json_values(item) for item in value]
     return value

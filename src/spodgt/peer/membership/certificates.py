@@ -19,6 +19,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from spodgt.errors import InvalidInput
 from spodgt.peer.host.files import DISK, Files
 
+# for which a client's certificate is valid by default; `own_certificate.WARN_DAYS` warns of its end
 DAYS = 30
 OBSERVER = "observer"  # name in certificates for requests of status; no client has it
 _CA_DAYS = 3650
@@ -81,7 +82,9 @@ def certificate_name(folder: Path) -> str:
 
 def create_authority(run: str) -> tuple[bytes, bytes]:
     """A new authority: its key and its certificate, as PEM."""
-    key, name = ec.generate_private_key(ec.SECP256R1()), _common_name(f"spodgt run {run}")
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _common_name(f"spodgt run {run}")
+    # digital_signature, key_cert_sign and crl_sign
     usage = x509.KeyUsage(True, False, False, False, False, True, True, False, False)
     builder = _builder(name, name, key, _utc(None), _CA_DAYS).add_extension(usage, critical=True)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -151,13 +154,13 @@ def check(identity: Identity, now: float | None = None) -> None:
 
 
 def seconds_left(certificate: bytes, now: float | None = None) -> float:
-    """Until a certificate, given as PEM, ends; below 0 after that."""
+    """Seconds until a certificate, given as PEM, ends; below 0 after that."""
     end = x509.load_pem_x509_certificate(certificate).not_valid_after_utc
     return (end - _utc(now)).total_seconds()
 
 
 def days_left(identity: Identity, now: float | None = None) -> float:
-    """Until the certificate ends; below 0 after that."""
+    """Days until the certificate ends; below 0 after that."""
     return seconds_left(identity.certificate, now) / 86400
 
 

@@ -175,29 +175,10 @@ class Manifest:
         return from_table(cls, body, "manifest")
 
     def __post_init__(self) -> None:
-        taken = Counter([*self.names, *self.removed])
-        for client in self.clients:
-            check_name(client.name)
-            if taken[client.name] > 1:
-                raise InvalidConfig(
-                    f"client name {client.name!r} is or was another client's; rename it."
-                )
-            if client.address:
-                check_address(client.address, f"the address of {client.name}")
+        _check_clients(self)
         ends = Counter((link.sender, link.receiver) for link in self.links)
         for link in self.links:
-            for end in (link.sender, link.receiver):
-                if end not in self._index:
-                    raise InvalidConfig(f"link {link} names {end!r}, which is no client; add it.")
-            if not any(self._index[end].address for end in (link.sender, link.receiver)):
-                raise InvalidConfig(
-                    f"link {link} joins two clients without an address, so neither can reach the "
-                    "other; give one of them an address."
-                )
-            if not self.listening_end(link).address:
-                other = DIAL[link.dial == "sender"]
-                who = f"dials {self.listening_end(link).name}, which has no address"
-                raise InvalidConfig(f'link {link} {who}; give it one, or use dial = "{other}".')
+            _check_link(self, link)
             if link.sender == link.receiver or ends[link.sender, link.receiver] > 1:
                 raise InvalidConfig(f"link {link} is there twice or leads to itself; leave it out.")
 
@@ -218,8 +199,8 @@ class Manifest:
     @cached_property
     def links_in_use(self) -> tuple[Link, ...]:
         """The links that are in use: those of quarantined clients are not."""
-        out = {client.name for client in self.clients if client.quarantined}
-        return tuple(link for link in self.links if not out & {link.sender, link.receiver})
+        used = set(self.linked)
+        return tuple(link for link in self.links if {link.sender, link.receiver} <= used)
 
     def listening_end(self, link: Link) -> Client:
         """The end of a link that listens."""
@@ -258,14 +239,16 @@ class Manifest:
 
     def topology(self, name: str) -> EpochTopology:
         """The topology of this version as one client uses it."""
-        client_indices = {each: self.client(each).place for each in self.linked}
+        names = self.linked
+        client_indices = {linked_name: self.client(linked_name).place for linked_name in names}
+        network = self.network
         if not self.method.build().traits.root:
-            return EpochTopology(name, client_indices, self.network)
-        network, names = self.network, self.linked
-        paid = {(link.receiver, link.sender): 1 / link.p_hat for link in self.links_in_use}
-        ends = zip(network.receivers, network.senders, strict=True)
-        link_costs = np.array([paid[names[i], names[j]] for i, j in ends])
-        return EpochTopology(name, client_indices, network, link_costs, self.root)
+            return EpochTopology(name, client_indices, network)
+        p_hat = {(link.sender, link.receiver): link.p_hat for link in self.links_in_use}
+        link_costs = []
+        for sender, receiver in zip(network.senders, network.receivers, strict=True):
+            link_costs.append(1 / p_hat[names[sender], names[receiver]])
+        return EpochTopology(name, client_indices, network, np.array(link_costs), self.root)
 
     def probabilities(self, name: str) -> dict[str, float]:
         """p̂ of the out-links of a client."""
@@ -273,7 +256,8 @@ class Manifest:
 
     def neighbours(self, name: str) -> tuple[dict[str, str], dict[str, str]]:
         """A client's out- and in-neighbours, with the address to connect to; "" if the neighbour connects."""
-        out, into = {}, {}
+        out = {}
+        into = {}
         for link in self.links_in_use:
             end = self.listening_end(link)
             address = "" if end.name == name else end.address
@@ -282,6 +266,36 @@ class Manifest:
             elif link.receiver == name:
                 into[link.sender] = address
         return out, into
+
+
+def _check_clients(manifest: Manifest) -> None:
+    """Refuse invalid names and addresses, and names that are or were another client's."""
+    uses = Counter([*manifest.names, *manifest.removed])
+    for client in manifest.clients:
+        check_name(client.name)
+        if uses[client.name] > 1:
+            raise InvalidConfig(
+                f"client name {client.name!r} is or was another client's; rename it."
+            )
+        if client.address:
+            check_address(client.address, f"the address of {client.name}")
+
+
+def _check_link(manifest: Manifest, link: Link) -> None:
+    """Refuse a link without two clients, or that neither end or not the chosen one can open."""
+    for end in (link.sender, link.receiver):
+        if end not in manifest._index:
+            raise InvalidConfig(f"link {link} names {end!r}, which is no client; add it.")
+    if not manifest.client(link.sender).address and not manifest.client(link.receiver).address:
+        raise InvalidConfig(
+            f"link {link} joins two clients without an address, so neither can reach the "
+            "other; give one of them an address."
+        )
+    listening_end = manifest.listening_end(link)
+    if not listening_end.address:
+        other = "receiver" if link.dial == "sender" else "sender"
+        why = f"dials {listening_end.name}, which has no address"
+        raise InvalidConfig(f'link {link} {why}; give it one, or use dial = "{other}".')
 
 
 def is_name(name: str) -> bool:

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from spodgt.errors import Incompatible, InvalidInput
 from spodgt.peer.membership.manifest import Client, Link, Manifest, check_name
-from spodgt.peer.options import Change, Ends, Table
+from spodgt.peer.options import Change, Ends, Table, check_limits
 from spodgt.peer.process.local_problem import read_capacity
 from spodgt.validation import from_table
 
-_KEPT = ("run", "layout", "parameters", "problem", "seed", "divided_into")  # of every version
+_FIXED = ("run", "layout", "parameters", "problem", "seed", "divided_into")  # of every version
 
 
 def apply_change(manifest: Manifest, change: Change) -> Manifest:
@@ -21,7 +21,7 @@ def apply_change(manifest: Manifest, change: Change) -> Manifest:
         InvalidInput: Nothing would change, or a value is invalid.
     """
     _check_known(manifest, change)
-    _check_numbers(change)
+    check_limits(change)
     after = replace(
         manifest,
         clients=_changed_clients(manifest, change),
@@ -48,6 +48,7 @@ def _changed_clients(manifest: Manifest, change: Change) -> tuple[Client, ...]:
 
 
 def _changed_links(manifest: Manifest, change: Change) -> tuple[Link, ...]:
+    """The links after additions, changes and removals; a changed link keeps what is not given."""
     links = {(link.sender, link.receiver): link for link in manifest.links}
     for ends, table in change.links.items():
         fields: dict[str, object] = {}
@@ -61,14 +62,8 @@ def _changed_links(manifest: Manifest, change: Change) -> tuple[Link, ...]:
     return tuple(links.values())
 
 
-def _check_numbers(change: Change) -> None:
-    for key in ("rounds_per_second", "max_alone", "rounds"):
-        value = getattr(change, key)
-        if value is not None and not value >= 0:
-            raise InvalidInput(f"{key} must be at least 0, got {value}; use 0.")
-
-
 def _check_known(manifest: Manifest, change: Change) -> None:
+    """Refuse a root, a client or a removed link that is not in the manifest."""
     if change.root is not None:
         name = manifest.method.name
         if not manifest.method.build().traits.root:
@@ -157,6 +152,7 @@ def set_quarantine(manifest: Manifest, name: str, on: bool = True) -> Manifest:
 
 
 def _next(changed: Manifest) -> Manifest:
+    """The changed manifest with the next version number, if its network and devices are valid."""
     after = replace(changed, version=changed.version + 1)
     _ = after.network  # raises if the clients are not strongly connected
     check_devices(after)
@@ -193,7 +189,7 @@ def check_devices(manifest: Manifest) -> None:
 
 def why_incompatible(ours: Manifest, theirs: Manifest) -> str | None:
     """Why a running peer cannot adopt a later version; None if it can."""
-    for key in _KEPT:
+    for key in _FIXED:
         if getattr(ours, key) != getattr(theirs, key):
             return f"{key} is another; it cannot change while a run lasts"
     known = {client.name: client for client in ours.clients}

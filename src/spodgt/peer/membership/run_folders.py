@@ -12,7 +12,7 @@ import math
 import secrets
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,18 +20,13 @@ import numpy as np
 from safetensors.torch import save_file
 from torch import Tensor
 
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None  # type: ignore[assignment]
-
 from spodgt.algorithms import describe
 from spodgt.errors import InvalidInput
 from spodgt.experiment import Experiment, PythonProblem
 from spodgt.experiment.join import client_names, join_clients
 from spodgt.network import Network
 from spodgt.network.names import describe_difference
-from spodgt.peer.host.files import DISK, OWNER_ONLY, PUBLIC
+from spodgt.peer.host.files import DISK, OWNER_ONLY, PUBLIC, locked
 from spodgt.peer.membership import certificates
 from spodgt.peer.membership.manifest import (
     Client,
@@ -242,13 +237,13 @@ def address_of(text: str) -> str:
 
 def free_addresses(count: int) -> list[str]:
     """Loopback addresses with ports that are free now, below those the kernel gives to connections."""
-    found: set[str] = set()
-    while len(found) < count:
+    addresses: set[str] = set()
+    while len(addresses) < count:
         port = 20_000 + secrets.randbelow(12_000)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
-            found.add(f"127.0.0.1:{port}")
-    return list(found)
+            addresses.add(f"127.0.0.1:{port}")
+    return list(addresses)
 
 
 def load(folder: Path) -> Manifest:
@@ -267,20 +262,11 @@ def publish(folder: Path, manifest: Manifest) -> None:
 
 def publish_next(folder: Path, change: Callable[[Manifest], Manifest]) -> Manifest:
     """Publish the next version of a run's manifest; from one running client's folder it spreads to all."""
-    with _locked(folder):  # else of two changes at once, one would be lost
+    _authority_key(folder)  # raises if there is none
+    with locked(folder / "ca.key"):  # else of two changes at once, one would be lost
         manifest = change(load(folder))
         publish(folder, manifest)
     return manifest
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Wait until no other process changes the run's manifest."""
-    _authority_key(folder)  # raises if there is none
-    with (folder / "ca.key").open("rb") as file:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def issue(folder: Path, name: str, *, days: float = certificates.DAYS) -> Path:
@@ -383,8 +369,10 @@ def script_parameters(manifest: Manifest, x: Tensor) -> dict[str, Tensor]:
     layout = manifest.problem["layout"]
     assert isinstance(layout, dict)
     named = {}
-    start = 0
-    rest = sum(math.prod(shape) for _, shape, _ in layout["parameters"])
+    start = 0  # of the next parameter
+    rest = sum(
+        math.prod(shape) for _, shape, _ in layout["parameters"]
+    )  # of the next number after them
     for name, shape, dtype in layout["parameters"]:
         size = math.prod(shape)
         value = x[start : start + size]

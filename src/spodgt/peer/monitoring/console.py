@@ -6,7 +6,6 @@ import json
 import logging
 import math
 import time
-from typing import Any
 
 from rich import box
 from rich.console import Group
@@ -14,6 +13,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from spodgt.peer.monitoring.findings import EXACT, STALE_SECONDS
+from spodgt.peer.monitoring.report_validation import Json
 from spodgt.peer.process.journal import Journal
 from spodgt.peer.process.own_certificate import WARN_DAYS
 from spodgt.peer.process.status import Status
@@ -23,51 +24,74 @@ _COLOURS = {"up": "green", "down": "red", "waiting": "yellow"}
 
 def panel(status: Status, journal: Journal) -> Panel:
     """One client: its progress, its links and the latest events."""
-    head = Table.grid(padding=(0, 3))
-    head.add_row(
-        f"local round [bold]{status.k:,}[/]"
-        + (" [yellow](waits for news)[/]" if status.waiting else ""),
-        f"gradients [bold]{status.gradients:,}[/]",
-        f"{status.rounds_per_second:.0f} rounds/s",
-        f"incarnation {status.incarnation}, manifest {status.version}, epoch {status.epoch}"
-        + (f", root {status.root}" if status.root else ""),
-    )
-    head.add_row(
-        f"loss [bold]{_number(status.loss)}[/]{_beside(status.mean_loss)}",
-        f"accuracy [bold]{_number(status.accuracy)}[/]{_beside(status.mean_accuracy)}",
-        f"consensus {_number(status.consensus)}",
-        Text(f"audit {status.audit:.1e}", style="green" if status.audit <= 1e-12 else "bold red"),
-    )
-    if status.days_left < WARN_DAYS:
-        head.add_row(
-            Text(f"certificate ends in {status.days_left:.1f} days: renew it", style="bold yellow")
-        )
-    columns = "link", "state", "number", "messages", "MB", "silent", "distance", "mass"
-    links = Table(*columns, box=None, pad_edge=False)
-    for n in status.neighbours:
-        arrow = f"{status.name} → {n.name}" if n.way == "to" else f"{n.name} → {status.name}"
-        state = Text(n.state, style=_COLOURS[n.state]).append(
-            f" ({n.why})" if n.why else "", style="dim"
-        )
-        silent = "–" if n.silent is None else f"{n.silent:.0f} s"
-        norms = ("" if v is None else f"{v:.3g}" for v in (n.distance, n.mass))
-        counts = f"{n.number:,}", f"{n.messages:,}", f"{n.bytes / 1e6:.1f}"
-        links.add_row(arrow, state, *counts, silent, *norms, style="bold red" if n.flags else None)
     warnings = [Text(warning, style="bold red") for warning in status.warnings]
-    events = [
-        Text(
-            f"{time.strftime('%H:%M:%S', time.localtime(event.time))}  {event.kind}: {event.text}",
-            style="dim",
-        )
-        for event in list(journal.recent)
-    ]
-    body = Group(head, *warnings, Text(), links, *events)
+    body = Group(_progress(status), *warnings, Text(), _links(status), *_events(journal))
     return Panel(body, title=f"spodgt peer {status.name}", title_align="left", border_style="blue")
 
 
-def overview(rows: list[dict[str, Any]]) -> Table:
+def _progress(status: Status) -> Table:
+    """Counters and scores."""
+    rounds = f"local round [bold]{status.k:,}[/]"
+    if status.waiting:
+        rounds += " [yellow](waits for news)[/]"
+    place = f"incarnation {status.incarnation}, manifest {status.version}, epoch {status.epoch}"
+    if status.root:
+        place += f", root {status.root}"
+    audit_style = "green" if status.audit <= EXACT else "bold red"
+    grid = Table.grid(padding=(0, 3))
+    grid.add_row(
+        rounds,
+        f"gradients [bold]{status.gradients:,}[/]",
+        f"{status.rounds_per_second:.0f} rounds/s",
+        place,
+    )
+    grid.add_row(
+        f"loss [bold]{_number(status.loss)}[/]{_beside(status.mean_loss)}",
+        f"accuracy [bold]{_number(status.accuracy)}[/]{_beside(status.mean_accuracy)}",
+        f"consensus {_number(status.consensus)}",
+        Text(f"audit {status.audit:.1e}", style=audit_style),
+    )
+    if status.days_left < WARN_DAYS:
+        text = f"certificate ends in {status.days_left:.1f} days: renew it"
+        grid.add_row(Text(text, style="bold yellow"))
+    return grid
+
+
+def _links(status: Status) -> Table:
+    """One row for each directed link."""
+    columns = ("link", "state", "number", "messages", "MB", "silent", "distance", "mass")
+    table = Table(*columns, box=None, pad_edge=False)
+    for link in status.neighbours:
+        ends = (status.name, link.name) if link.way == "to" else (link.name, status.name)
+        state = Text(link.state, style=_COLOURS[link.state])
+        if link.why:
+            state.append(f" ({link.why})", style="dim")
+        table.add_row(
+            " → ".join(ends),
+            state,
+            f"{link.number:,}",
+            f"{link.messages:,}",
+            f"{link.bytes / 1e6:.1f}",
+            "–" if link.silent is None else f"{link.silent:.0f} s",
+            "" if link.distance is None else f"{link.distance:.3g}",
+            "" if link.mass is None else f"{link.mass:.3g}",
+            style="bold red" if link.flags else None,
+        )
+    return table
+
+
+def _events(journal: Journal) -> list[Text]:
+    """The latest events, one line each."""
+    lines = []
+    for event in list(journal.recent):
+        clock = time.strftime("%H:%M:%S", time.localtime(event.time))
+        lines.append(Text(f"{clock}  {event.kind}: {event.text}", style="dim"))
+    return lines
+
+
+def overview(rows: list[Json]) -> Table:
     """Several clients, one row each, from their status files."""
-    heads = (
+    columns: tuple[str, ...] = (
         "client",
         "round",
         "gradients",
@@ -76,26 +100,34 @@ def overview(rows: list[dict[str, Any]]) -> Table:
         "acc",
         "consensus",
         "audit",
-        "links",
-        "days",
-        "age",
     )
-    table = Table(*heads, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    columns += ("links", "days", "age")
+    table = Table(*columns, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for row in rows:
-        up, age = sum(n["state"] == "up" for n in row["neighbours"]), time.time() - row["time"]
-        numbers = f"{row['k']:,}", f"{row['gradients']:,}", f"{row['rounds_per_second']:.0f}"
-        scores = [
-            _number(row[key]) + _beside(row.get(f"mean_{key}")) for key in ("loss", "accuracy")
-        ]
-        scores.append(_number(row["consensus"]))
-        links = f"{up}/{len(row['neighbours'])}"
-        late = Text(f"{age:.0f} s", style="red" if age > 10 else "")
-        if row.get("has_ended"):
-            late = Text("ended")
-        left = row.get("days_left")
-        days = Text(_number(left), style="" if left is None or left >= WARN_DAYS else "bold yellow")
-        table.add_row(row["name"], *numbers, *scores, _number(row["audit"]), links, days, late)
+        up = sum(link["state"] == "up" for link in row["neighbours"])
+        days_left = row.get("days_left")
+        ends_soon = days_left is not None and days_left < WARN_DAYS
+        table.add_row(
+            row["name"],
+            f"{row['k']:,}",
+            f"{row['gradients']:,}",
+            f"{row['rounds_per_second']:.0f}",
+            _number(row["loss"]) + _beside(row.get("mean_loss")),
+            _number(row["accuracy"]) + _beside(row.get("mean_accuracy")),
+            _number(row["consensus"]),
+            _number(row["audit"]),
+            f"{up}/{len(row['neighbours'])}",
+            Text(_number(days_left), style="bold yellow" if ends_soon else ""),
+            _age(row),
+        )
     return table
+
+
+def _age(row: Json) -> Text:
+    if row.get("has_ended"):
+        return Text("ended")
+    age = time.time() - row["time"]
+    return Text(f"{age:.0f} s", style="red" if age > STALE_SECONDS else "")
 
 
 def _number(value: float | None) -> str:

@@ -185,14 +185,7 @@ def _outlier_findings(
     Models mix, so the cause is the client that was flagged first. One report alone may be a lie: it is only a
     warning if other receivers do not agree, and it is never enough to advise a quarantine.
     """
-    flagged_by: dict[str, list[str]] = {}
-    receivers: dict[str, int] = {}
-    for name, report in fresh.items():
-        flags = {link["name"]: bool(link.get("flags")) for link in _in_links(report)}
-        for sender, is_flagged in flags.items():
-            receivers[sender] = receivers.get(sender, 0) + 1
-            if is_flagged and sender in members:
-                flagged_by.setdefault(sender, []).append(name)
+    flagged_by, receivers = _flags(fresh, members)
     confirmed = []
     for name, reporters in flagged_by.items():
         if 2 * len(reporters) > receivers[name]:
@@ -203,17 +196,30 @@ def _outlier_findings(
                 "receivers do not agree: look at both"
             )
             yield Finding("warn", name, "accused", text)
+    if not confirmed:
+        return
     never = FirstFlag(math.inf, "")
-    confirmed.sort(key=lambda name: first.get(name, never).at)
-    for index, name in enumerate(confirmed):
-        if index == 0:
-            yield _quarantine_advice(name, flagged_by[name], first.get(name))
-        else:
-            text = (
-                f"{name} sends large numbers since {confirmed[0]} did, according to "
-                f"{', '.join(flagged_by[name])}"
-            )
-            yield Finding("warn", name, "infected", text)
+    cause, *infected = sorted(confirmed, key=lambda name: first.get(name, never).at)
+    yield _quarantine_advice(cause, flagged_by[cause], first.get(cause))
+    for name in infected:
+        reporters = flagged_by[name]
+        text = f"{name} sends large numbers since {cause} did, according to {', '.join(reporters)}"
+        yield Finding("warn", name, "infected", text)
+
+
+def _flags(
+    fresh: Mapping[str, Report], members: set[str]
+) -> tuple[dict[str, list[str]], Counter[str]]:
+    """By sender: the receivers that flag it, for members alone, and the number of all receivers."""
+    flagged_by: dict[str, list[str]] = {}
+    receivers: Counter[str] = Counter()
+    for name, report in fresh.items():
+        flags = {link["name"]: bool(link.get("flags")) for link in _in_links(report)}
+        receivers.update(flags.keys())
+        for sender, is_flagged in flags.items():
+            if is_flagged and sender in members:
+                flagged_by.setdefault(sender, []).append(name)
+    return flagged_by, receivers
 
 
 def _quarantine_advice(name: str, reporters: list[str], first: FirstFlag | None) -> Finding:

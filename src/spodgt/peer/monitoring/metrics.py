@@ -22,9 +22,9 @@ from spodgt.peer.process.status import Neighbour, Status
 CONNECTIONS = 16  # at once; one more ends the oldest
 REQUEST_SECONDS = 10.0  # for a request and its answer
 
-
 _LINK_LABELS = ["client", "way", "neighbour"]
-_LINK_METRICS: list[tuple[Any, str, str, Callable[[Neighbour], float | None]]] = [
+_Family = type[CounterMetricFamily] | type[GaugeMetricFamily]
+_LINK_METRICS: list[tuple[_Family, str, str, Callable[[Neighbour], float | None]]] = [
     (CounterMetricFamily, "messages", "messages on a link", lambda link: link.messages),
     (CounterMetricFamily, "bytes", "bytes on a link", lambda link: link.bytes),
     (GaugeMetricFamily, "link_up", "1 if the link works", lambda link: link.state == "up"),
@@ -36,8 +36,11 @@ _LINK_METRICS: list[tuple[Any, str, str, Callable[[Neighbour], float | None]]] =
 
 
 class _Metrics(Collector):
+    """Metrics of one client: a gauge for each number of `Status`, links, warnings and events."""
+
     def __init__(self, status: Status, journal: Journal) -> None:
-        self.status, self.journal = status, journal
+        self.status = status
+        self.journal = journal
 
     def collect(self) -> Iterator[Metric]:
         name = self.status.name
@@ -64,7 +67,8 @@ class _Metrics(Collector):
             "spodgt_peer_warnings", "warnings in the status", labels=["client"]
         )
         warnings.add_metric([name], len(self.status.warnings))
-        yield from (warnings, events)
+        yield warnings
+        yield events
 
 
 def serve_metrics(status: Status, journal: Journal, port: int, bind: str = "127.0.0.1") -> int:
@@ -87,8 +91,8 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
     def __init__(self, registry: CollectorRegistry, bind: str, port: int) -> None:
-        found = socket.getaddrinfo(bind, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        self.address_family, _, _, _, address = found[0]
+        addresses = socket.getaddrinfo(bind, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        self.address_family, _, _, _, address = addresses[0]
         self._lock = threading.Lock()
         self._connections: deque[socket.socket] = deque()  # the oldest first
         super().__init__(address[:2], _QuietHandler)  # type: ignore[arg-type]
@@ -123,10 +127,13 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
 
 
 def _end(connection: socket.socket) -> None:
+    """End both directions; the thread that serves the connection then closes it."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
 
 class _QuietHandler(WSGIRequestHandler):
+    """Requests are not logged: the log is that of the peer."""
+
     def log_message(self, format: str, *args: object) -> None:
         """Log nothing."""

@@ -37,64 +37,65 @@ def parse_report(data: bytes) -> tuple[Json, list[Json]]:
 def check_status(value: object) -> Json:
     """The known keys of a status; ValueError if one of them has another type, or `time` is missing."""
     body = _table(value, "status")
-    found = _scalars(body)
-    found["time"] = _number(body.get("time"), "time")
-    if found["time"] is None:
+    status = _scalars(body)
+    status["time"] = _number(body.get("time"), "time")
+    if status["time"] is None:
         raise ValueError("time must be a number")
-    found["waiting"] = body.get("waiting") is True
-    found["has_ended"] = body.get("has_ended") is True
+    status["waiting"] = body.get("waiting") is True
+    status["has_ended"] = body.get("has_ended") is True
     warnings = _list(body.get("warnings", []), "warnings", 4 * _NEIGHBOURS)
-    found["warnings"] = [_text(warning, "warnings") for warning in warnings[:_WARNINGS]]
+    status["warnings"] = [_text(warning, "warnings") for warning in warnings[:_WARNINGS]]
     neighbours = _list(body.get("neighbours", []), "neighbours", _NEIGHBOURS)
-    found["neighbours"] = [_neighbour(neighbour) for neighbour in neighbours]
-    return found
+    status["neighbours"] = [_neighbour(neighbour) for neighbour in neighbours]
+    return status
 
 
 def check_events(value: object) -> list[Json]:
     """The events of a report; ValueError if one has another form."""
-    found = []
-    for each in _list(value, "events", _EVENTS):
-        event = _table(each, "event")
+    events = []
+    for row in _list(value, "events", _EVENTS):
+        event = _table(row, "event")
         at = _number(event.get("time"), "time of an event")
         if at is None:
             raise ValueError("time of an event must be a number")
         text = _text(event.get("text", ""), "text")
         kind = _text(event.get("event"), "event")
         subject = _text(event.get("subject", ""), "subject")
-        found.append({"time": at, "event": kind, "text": text, "subject": subject})
-    return found
+        events.append({"time": at, "event": kind, "text": text, "subject": subject})
+    return events
 
 
 def _neighbour(value: object) -> Json:
     body = _table(value, "neighbour")
+    # a text here, a number in the status
     version = body.get("version", "")
-    found = _scalars({key: each for key, each in body.items() if key != "version"})
-    found["version"] = _text(version, "version")
+    neighbour = _scalars({key: field for key, field in body.items() if key != "version"})
+    neighbour["version"] = _text(version, "version")
     for key, allowed in (("way", ("to", "from")), ("state", ("waiting", "up", "down"))):
         if body.get(key) not in allowed:
             raise ValueError(f"{key} of a neighbour must be one of {', '.join(allowed)}")
-        found[key] = body[key]
-    found["name"] = _text(body.get("name"), "name")
-    found["has_ended"] = body.get("has_ended") is True
-    found.setdefault("why", "")
-    found.setdefault("silent", None)
-    found.setdefault("distance", None)
-    return found
+        neighbour[key] = body[key]
+    neighbour["name"] = _text(body.get("name"), "name")
+    neighbour["has_ended"] = body.get("has_ended") is True
+    neighbour.setdefault("why", "")
+    neighbour.setdefault("silent", None)
+    neighbour.setdefault("distance", None)
+    return neighbour
 
 
 def _scalars(body: Json) -> Json:
     """The counts, measures and texts that are there."""
-    found: Json = {}
+    fields: Json = {}
     for key, value in body.items():
         if key in _COUNTS:
             number = _number(value, key)
             if number is not None:
-                found[key] = number
+                fields[key] = number
         elif key in _MEASURES:
-            found[key] = _number(value, key)
+            fields[key] = _number(value, key)
         elif key in _TEXTS:
-            found[key] = _text(value, key)
-    return found
+            fields[key] = _text(value, key)
+    return fields
 
 
 def _number(value: object, key: str) -> float | int | None:

@@ -98,7 +98,9 @@ class WatchedRun:
 
     def _add_members(self) -> None:
         """Watch every member of the manifest, at its present address."""
-        for member in self.manifest.clients if self.manifest else ():
+        if self.manifest is None:
+            return
+        for member in self.manifest.clients:
             client = WatchedClient(member.name, None)
             client = self.clients.setdefault(member.name, client)
             client.address = member.address
@@ -142,6 +144,7 @@ class WatchedRun:
         self._remove_strangers()
 
     def _request_reports(self) -> None:
+        """Request the reports of clients without a folder here; follow newer manifests."""
         remote = []
         for client in self.clients.values():
             if client.folder is None and client.address:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import threading
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,11 +48,11 @@ class Terms(NamedTuple):
         manifest = signed.manifest
         own = manifest.client(name)
         if old is not None and old.manifest.client(name).compute == own.compute:
-            device = old.capacity
+            capacity = old.capacity
         else:
-            device = read_capacity(own.compute, manifest.seed, own.place, own.name, clock)
-        member = Member(own.place, len(manifest.linked), device.p)
-        return cls(signed, manifest.method.build(), device, member, manifest.topology(name))
+            capacity = read_capacity(own.compute, manifest.seed, own.place, own.name, clock)
+        member = Member(own.place, len(manifest.linked), capacity.p)
+        return cls(signed, manifest.method.build(), capacity, member, manifest.topology(name))
 
     @property
     def manifest(self) -> Manifest:
@@ -68,7 +69,8 @@ class Membership:
         self.host = host
         signed = SignedManifest.read(folder, own.authority, host.files)
         self.terms = Terms.of(signed, own.name, clock=host.clock)
-        self.update: Terms | None = None
+        self.lock = threading.Lock()  # of `update`, and of the manifest in the folder
+        self.update: Terms | None = None  # found in the folder or by a request, not yet in force
         self.removal_notice = ""  # why this client is no longer a member
         self._refusal = ""  # why the manifest in the folder is not used, as it was logged
         self._requests: dict[str, concurrent.futures.Future[None]] = {}  # by neighbour
@@ -91,6 +93,10 @@ class Membership:
 
     def adopt(self) -> Terms | None:
         """Put newer terms in force and keep them in the folder, if there are any."""
+        with self.lock:
+            return self._adopt()
+
+    def _adopt(self) -> Terms | None:
         if self.update is not None:
             with contextlib.suppress(InvalidInput, OSError):
                 self._read_manifest()  # a newer one in the folder must not be overwritten
@@ -110,7 +116,8 @@ class Membership:
     def check_folder(self) -> Identity | None:
         """Consider a newer manifest in the folder; returns a renewed certificate, if one is there."""
         try:
-            self._read_manifest()
+            with self.lock:
+                self._read_manifest()
         except (InvalidInput, OSError) as error:  # read again later: a copy may not be complete yet
             version = f"version {self.manifest.version} stays in use"
             refusal = f"{version}; manifest.toml in the folder is not usable: {error}"
@@ -120,6 +127,7 @@ class Membership:
         return self.certificate.check()
 
     def _read_manifest(self) -> None:
+        """Consider the manifest in the folder; raises InvalidInput if it is not a later version."""
         file = self.host.files.read(self.folder / "manifest.toml")
         if file == self.terms.signed.file:
             self._refusal = ""
@@ -150,7 +158,9 @@ class Membership:
                 file = await fetch(
                     "Manifest", self.identity, address, neighbour, limit, self.host.wire
                 )
-                self._consider(SignedManifest.verify(file, self.identity.authority))
+                newer = SignedManifest.verify(file, self.identity.authority)
+                with self.lock:
+                    self._consider(newer)
         except Exception as error:  # the neighbour's next frame asks again
             self.notify("failed", f"its manifest cannot be fetched: {error}"[:300], neighbour)
         await asyncio.sleep(_PAUSE)

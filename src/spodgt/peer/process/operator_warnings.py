@@ -23,7 +23,7 @@ def node_warnings(node: Node) -> Iterator[OperatorWarning]:
     for name, detector in sorted(node.outliers.detectors.items()):
         if detector.flags:
             text = (
-                f"{name} sent {detector.flags} large messages, the last {detector.far:.1g} times "
+                f"{name} sent {detector.flags} large messages, the last {detector.last_ratio:.1g} times "
                 "the median"
             )
             yield OperatorWarning(name, text)

@@ -16,7 +16,10 @@ _WARN_SECONDS = 3600.0  # between two warnings
 
 
 class OwnCertificate:
-    """The identity in use; a new one is taken from the folder once it is complete."""
+    """The identity in use; a new one is taken from the folder once it is complete.
+
+    An operator renews it: a client has no key to sign certificates, so it can only warn.
+    """
 
     def __init__(self, folder: Path, identity: Identity, notify: Notify, host: Host) -> None:
         self.folder = folder
@@ -48,6 +51,7 @@ class OwnCertificate:
         return tuple(stamp)
 
     def _renewed(self) -> Identity | None:
+        """Take the certificate in the folder if its files have changed and are complete."""
         stamp = self._stamp()
         if stamp == self._seen:
             return None
@@ -68,13 +72,13 @@ class OwnCertificate:
         return self.identity
 
     def _warn(self) -> None:
+        """Log that the certificate ends soon, once an hour."""
         left = self.days_left
         now = self.host.clock.monotonic()
         if left < WARN_DAYS and (not self._warned or now - self._warned > _WARN_SECONDS):
             self._warned = now
-            when = (
-                f"ends in {left:.1f} days" if left > 0 else "has ended: no link can connect again"
-            )
-            self.notify(
-                "certificate", f"{when}; renew it with: spodgt peer renew {self.identity.name}"
-            )
+            end = f"ends in {left:.1f} days"
+            if left <= 0:
+                end = "has ended: no link can connect again"
+            fix = f"renew it with: spodgt peer renew {self.identity.name}"
+            self.notify("certificate", f"{end}; {fix}")

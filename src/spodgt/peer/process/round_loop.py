@@ -98,17 +98,17 @@ class RoundLoop:
         if self.publisher.sent_at == -math.inf:
             # after an outage every client may be waiting for a first message
             self.publisher.send_unacknowledged()
-        if self.halt.is_set() or self._done():
+        if self.halt.is_set() or self._has_reached_limit():
             if self.node.dirty:
                 self.publisher.publish()
             if self.halt.is_set() or not self.options.linger:
                 return None
-            self._rest()
+            self._serve_neighbours()
             return _WAIT
         if self._follow_manifest():
             return 0.0
-        if 0 < self.membership.manifest.rounds < self.node.state.k:
-            return self._end()
+        if 0 < self.membership.manifest.rounds < self.node.state.k:  # all were made
+            return self._finish()
         early = self.limiter.seconds_until_due(self.membership.manifest.rounds_per_second)
         if early > 0:
             return early
@@ -116,19 +116,22 @@ class RoundLoop:
         self._report()
         return pause
 
-    def _done(self) -> bool:
+    def _has_reached_limit(self) -> bool:
+        """Whether one of the process's own limits is reached."""
         limits = self.options
         state = self.node.state
-        return (
-            (limits.rounds is not None and state.k > limits.rounds)
-            or (limits.gradients is not None and state.gradients >= limits.gradients)
-            or (
-                limits.seconds is not None and self.clock.monotonic() - self.begun >= limits.seconds
-            )
-        )
+        if limits.rounds is not None and state.k > limits.rounds:
+            return True
+        if limits.gradients is not None and state.gradients >= limits.gradients:
+            return True
+        return limits.seconds is not None and self.clock.monotonic() - self.begun >= limits.seconds
 
-    def _end(self) -> float | None:
-        """Announce the end to all neighbours, in each epoch, and remain until they have acknowledged it."""
+    def _finish(self) -> float | None:
+        """After the rounds of the manifest: announce the end, and remain until it is acknowledged.
+
+        Returns:
+            As `step`.
+        """
         if not self.node.has_ended:
             self.node.announce_end()
             self.publisher.publish()
@@ -137,7 +140,7 @@ class RoundLoop:
             self.reporter.status.waiting = False
             self.reporter.journal.event("ended", f"all {self.node.state.k - 1} rounds were made")
             self.reporter.report()  # seen by those that request it before the process ends
-        self._rest()
+        self._serve_neighbours()
         seconds = self.clock.monotonic() - self._ended_at
         is_known = self.node.is_end_acknowledged() and seconds >= _END_SECONDS
         if (is_known or seconds >= _LAST_SECONDS) and not self.options.linger:
@@ -164,7 +167,7 @@ class RoundLoop:
             self.publisher.publish()
         return 0.0
 
-    def _rest(self) -> None:
+    def _serve_neighbours(self) -> None:
         """After the last round: apply what neighbours send and acknowledge it."""
         if not self._follow_manifest():
             self._exchange_without_round(bool(self.node.inbox))
@@ -191,6 +194,7 @@ class RoundLoop:
         return True
 
     def _report(self) -> None:
+        """Report if it is due, and check what has changed around the client."""
         if not self.reporter.due:
             return
         self.upkeep.check()

@@ -57,7 +57,8 @@ class Neighbour:
 class Status:
     """A peer at one time.
 
-    The page of `spodgt peer watch` takes only fields that `monitoring.report_validation` lists.
+    Every number is also a Prometheus gauge, `spodgt_peer_` and the name of the field. The page of
+    `spodgt peer watch` takes only fields that `monitoring.report_validation` lists.
     """
 
     name: str
@@ -137,6 +138,7 @@ class Reporter:
 
     @property
     def due(self) -> bool:
+        """Whether it is time for the next report."""
         return self.clock.monotonic() - self.reported >= self.options.report_every
 
     def to_json(self) -> bytes:
@@ -263,24 +265,47 @@ class Reporter:
         state = self.node.state
         role = self.node.role
         # copies: a manifest may change the links in the other thread
-        streams = dict(self.transport.out)
+        out = dict(self.transport.out)
         into = dict(self.transport.in_links.traffic)
         for name, out_link in state.out.items():
-            if name in streams:
-                traffic = streams[name].traffic
-                neighbour = _neighbour(name, "to", out_link, traffic, now, name in role.used_out)
-                neighbour.has_ended = name in state.ended
-                yield neighbour
+            if name in out:
+                is_used = name in role.used_out
+                yield self._neighbour(name, "to", out_link, out[name].traffic, now, is_used)
         for name, in_link in state.into.items():
             if name in into:
-                neighbour = _neighbour(name, "from", in_link, into[name], now, name in role.used_in)
-                neighbour.has_ended = name in state.ended
+                is_used = name in role.used_in
+                neighbour = self._neighbour(name, "from", in_link, into[name], now, is_used)
                 detector = self.node.outliers.detectors.get(name)
                 if detector is not None:
                     neighbour.distance = detector.distance
                     neighbour.mass = detector.mass
                     neighbour.flags = detector.flags
                 yield neighbour
+
+    def _neighbour(
+        self,
+        name: str,
+        way: str,
+        link: OutLink | InLink,
+        traffic: Traffic,
+        now: float,
+        is_used: bool,
+    ) -> Neighbour:
+        silent = None
+        if traffic.last_received and is_used:
+            silent = now - traffic.last_received
+        return Neighbour(
+            name,
+            way,
+            traffic.state,
+            traffic.why,
+            traffic.messages,
+            traffic.bytes,
+            link.number,
+            silent,
+            version=traffic.version,
+            has_ended=name in self.node.state.ended,
+        )
 
     def silent_seconds(self) -> dict[str, float]:
         """Seconds since the last frame of each neighbour on any link, or since the start.
@@ -306,22 +331,3 @@ class Reporter:
         if evaluated:
             del body["neighbours"]
             self.journal.append({"event": "status", **body})
-
-
-def _neighbour(
-    name: str, way: str, link: OutLink | InLink, traffic: Traffic, now: float, is_used: bool
-) -> Neighbour:
-    silent = None
-    if traffic.last_received and is_used:
-        silent = now - traffic.last_received
-    return Neighbour(
-        name,
-        way,
-        traffic.state,
-        traffic.why,
-        traffic.messages,
-        traffic.bytes,
-        link.number,
-        silent,
-        version=traffic.version,
-    )

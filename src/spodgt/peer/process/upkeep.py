@@ -49,9 +49,10 @@ class Upkeep:
             InvalidInput: The client was removed from the run.
         """
         node = self.node
-        if node.newer_manifest is not None:
-            self.membership.request_manifest(node.newer_manifest, self.transport.loop)
+        neighbour = node.newer_manifest
+        if neighbour is not None:
             node.newer_manifest = None
+            self.membership.request_manifest(neighbour, self.transport.loop)
         if self.membership.removal_notice:
             raise InvalidInput(self.membership.removal_notice)
         terms = self.membership.adopt()

@@ -147,14 +147,25 @@ def initial_state(
     member: Member = Member(),  # noqa: B008
     private: Tensor = State._field_defaults["private"],
 ) -> State:
-    """The state after round 0, in which a client only computes."""
+    """The state after round 0, in which a client only computes.
+
+    Args:
+        algorithm: The method.
+        gradient: Of the client's loss.
+        x: (n,) the initial model.
+        computes: Whether the client computes a gradient in round 0.
+        role: Its links.
+        epoch: The epoch that begins.
+        member: The client's place in the run.
+        private: (columns,) its private parameters.
+    """
     start = x.reshape(1, -1).float()
     private = private.reshape(1, -1).float()
     with torch.no_grad():
         try:
             round = PeerRound(0, computes, member, gradient, private, {}, {})
             first = algorithm.init(start, round)
-        except NotFinite:
+        except NotFinite:  # as if it had not computed
             computes = False
             round = PeerRound(0, computes, member, gradient, private, {}, {})
             first = algorithm.init(start, round)
@@ -184,21 +195,26 @@ def to_method_state(
 
 
 def epoch_start_state(state: State, epoch: int, role: EpochRole) -> State:
-    """The state with which `epoch` begins: the tracker is the own gradient, the links are empty."""
+    """The state with which `epoch` begins: the tracker is the own gradient, the links are empty.
+
+    Incarnations of neighbours are kept: they distinguish a second process of the same name from the
+    first.
+    """
     zero = torch.zeros(state.z.shape[1])
-    outs = {name: OutLink(b, zero) for name, b in role.out.items()}
-    ins = {name: InLink(a, zero) for name, a in role.into.items()}
+    out = {}
+    for name, weight in role.out.items():
+        out_link = OutLink(weight, zero)
+        out[name] = replace(out_link, seen=state.out.get(name, out_link).seen)
+    into = {}
+    for name, weight in role.into.items():
+        in_link = InLink(weight, zero)
+        into[name] = replace(in_link, seen=state.into.get(name, in_link).seen)
     return state._replace(
         epoch=epoch,
         method=state.method._replace(y=state.method.g.double()),
         z=torch.zeros_like(state.z),
-        # incarnations are kept: they distinguish a second process of the same name from the first
-        out={
-            name: replace(link, seen=state.out.get(name, link).seen) for name, link in outs.items()
-        },
-        into={
-            name: replace(link, seen=state.into.get(name, link).seen) for name, link in ins.items()
-        },
+        out=out,
+        into=into,
     )
 
 
@@ -218,7 +234,8 @@ def vectors_of(state: State) -> dict[str, Tensor]:
     """Every vector of a state by name."""
     x, y, g = state.method
     named = {"x": x[0], "y": y[0], "g": g[0], "z": state.z[0]}
-    named |= {"private": state.private[0]} if state.private.shape[1] else {}
+    if state.private.shape[1]:
+        named["private"] = state.private[0]
     named |= {f"more:{name}": tensor[0] for name, tensor in state.more.items()}
     named |= {f"out:{name}": link.total for name, link in state.out.items()}
     return named | {f"in:{name}": link.total for name, link in state.into.items()}
@@ -235,8 +252,14 @@ def meta_of(state: State, own: Incarnation) -> dict[str, object]:
         "outdated": state.is_outdated,
         "ended": sorted(state.ended),
         "incarnation": own.number,
-        "out": {n: [v.weight, v.number, v.base, v.acked, *v.seen] for n, v in state.out.items()},
-        "in": {n: [v.weight, v.number, v.base, *v.seen] for n, v in state.into.items()},
+        "out": {
+            name: [link.weight, link.number, link.base, link.acked, *link.seen]
+            for name, link in state.out.items()
+        },
+        "in": {
+            name: [link.weight, link.number, link.base, *link.seen]
+            for name, link in state.into.items()
+        },
     }
 
 

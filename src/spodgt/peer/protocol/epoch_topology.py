@@ -55,8 +55,8 @@ class EpochTopology:
             return ""
         if self.manifest_root in self.client_indices:
             return self.manifest_root
-        everybody = np.ones(len(self.client_indices), bool)
-        trees = cheapest_trees(self.network, self.link_costs, everybody)
+        all_clients = np.ones(len(self.client_indices), bool)
+        trees = cheapest_trees(self.network, self.link_costs, all_clients)
         return list(self.client_indices)[trees.root]
 
     @property
@@ -82,23 +82,24 @@ class EpochTopology:
         names = list(self.client_indices)
         out = {}
         into = {}
-        for link, (receiver, sender) in enumerate(
-            zip(network.receivers, network.senders, strict=True)
-        ):
-            if names[sender] == self.name:
-                out[link] = names[receiver]
-            elif names[receiver] == self.name:
-                into[link] = names[sender]
-        return EpochRole(
-            {name: float(b[link]) for link, name in out.items()},
-            {name: float(a[link]) for link, name in into.items()},
-            frozenset(name for link, name in out.items() if used[link]),
-            frozenset(name for link, name in into.items() if used[link]),
-            step_weight,
-        )
+        used_out = set()
+        used_in = set()
+        ends = zip(network.senders, network.receivers, strict=True)
+        for link, (sender_index, receiver_index) in enumerate(ends):
+            sender = names[sender_index]
+            receiver = names[receiver_index]
+            if sender == self.name:
+                out[receiver] = float(b[link])
+                if used[link]:
+                    used_out.add(receiver)
+            elif receiver == self.name:
+                into[sender] = float(a[link])
+                if used[link]:
+                    used_in.add(sender)
+        return EpochRole(out, into, frozenset(used_out), frozenset(used_in), step_weight)
 
     def _trees(self, link_costs: Floats) -> SpanningTrees:
-        leaders = np.array([name == self.root for name in self.client_indices])
-        return cheapest_trees(
-            self.network, link_costs, np.ones(len(leaders), bool), eligible_roots=leaders
-        )
+        """The trees that connect all clients with the root."""
+        all_clients = np.ones(len(self.client_indices), bool)
+        is_root = np.array([name == self.root for name in self.client_indices])
+        return cheapest_trees(self.network, link_costs, all_clients, eligible_roots=is_root)

@@ -21,6 +21,7 @@ from spodgt.peer.protocol.running_sums import (
     FrameAge,
     Message,
     NewerEpoch,
+    OutLink,
     Refused,
     RolledBack,
 )
@@ -44,6 +45,8 @@ class FrameProcessor:
     def process(self, frames: list[tuple[str, Frame]]) -> dict[str, Received]:
         """Apply frames, given with their senders.
 
+        A frame that no honest peer sends is logged and changes nothing.
+
         Returns:
             New models and mass by in-link. It is empty if an epoch has begun: then none of the frames counts.
         """
@@ -58,16 +61,20 @@ class FrameProcessor:
                 continue
             if isinstance(outcome, Received):
                 received[name] = outcome
-            elif isinstance(outcome, NewerEpoch):
-                if self._follow_epoch(name, outcome.epoch, before):
-                    return {}
-            elif isinstance(outcome, RolledBack) and self._recover(
-                name, outcome, frame.epoch, before
-            ):
+            elif self._begins_epoch(name, frame, outcome, before):
                 return {}
         return received
 
+    def _begins_epoch(self, name: str, frame: Frame, outcome: Outcome, before: State) -> bool:
+        """Begin an epoch if the outcome of a frame requires one; returns whether one has begun."""
+        if isinstance(outcome, NewerEpoch):
+            return self._follow_epoch(name, outcome.epoch, before)
+        if isinstance(outcome, RolledBack):
+            return self._recover(name, outcome, frame.epoch, before)
+        return False
+
     def _process(self, name: str, frame: Frame) -> Outcome:
+        """Apply a frame if its link exists; raises `Refused` if no honest peer sends it."""
         node = self.node
         if isinstance(frame, Ack):
             if name not in node.state.out:
@@ -80,7 +87,11 @@ class FrameProcessor:
         return self._process_message(name, frame)
 
     def _check_epoch(self, name: str, frame: Frame) -> FrameAge | NewerEpoch | RolledBack:
-        """The epoch of a frame; raises `Refused` if it names another root than the manifest."""
+        """Compare the epoch and the root of a frame with the own ones.
+
+        Raises:
+            Refused: The frame names another root than the manifest.
+        """
         node = self.node
         topology = node.topology
         is_of_manifest = node.state.epoch <= frame.epoch <= node.last_epoch
@@ -104,25 +115,26 @@ class FrameProcessor:
         applied = running_sums.apply_ack(link, ack)
         if isinstance(applied, RolledBack):
             return applied
-        link = applied
-        z = node.state.z
-        last_received_round = node.state.last_received_round
+        node.state = node.state._replace(out=node.state.out | {name: applied})
         if ack.seen == node.incarnation:
             if name not in node.handshaken:
                 # The first contact counts as a message. Otherwise clients that restart after an outage, each
                 # without messages for too long, would all wait for each other.
                 node.handshaken.add(name)
-                last_received_round = node.state.k
-            is_due = link.number - link.base >= node.rebase_every
-            rebased = running_sums.rebase(link) if is_due else None
-            if rebased is not None:
-                link, folded = rebased
-                z = z - folded.double()
-                node.dirty |= {"z", f"out:{name}"}
-        node.state = node.state._replace(
-            z=z, last_received_round=last_received_round, out=node.state.out | {name: link}
-        )
+                node.state = node.state._replace(last_received_round=node.state.k)
+            if applied.number - applied.base >= node.rebase_every:
+                self._rebase(name, applied)
         return outcome
+
+    def _rebase(self, name: str, link: OutLink) -> None:
+        """Start the totals of an out-link from zero, unless a message is unacknowledged."""
+        node = self.node
+        rebased = running_sums.rebase(link)
+        if rebased is not None:
+            link, folded = rebased
+            z = node.state.z - folded.double()
+            node.state = node.state._replace(z=z, out=node.state.out | {name: link})
+            node.dirty |= {"z", f"out:{name}"}
 
     def _process_message(self, name: str, message: Message) -> Outcome:
         node = self.node
@@ -221,6 +233,7 @@ class FrameProcessor:
         return True
 
     def _restart(self, name: str, before: State, epoch: int, text: str) -> None:
+        """Begin an epoch from the state before the frames."""
         # frames that were applied before would leave ρ without the mass that belongs to it
         self.node.state = before
         self.node.begin_epoch(epoch)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from spodgt.peer.protocol.running_sums import Ack, Message
 
 Frame = Message | Ack
+Receive = Callable[[str, Frame], None]  # sender, frame
 
 
 class Inbox:
@@ -28,9 +30,9 @@ class Inbox:
         """Keep a frame of the client `name` unless a newer one of the same link is here."""
         with self._lock:
             if isinstance(frame, Message):
-                if name not in self.messages or _age(frame) >= _age(self.messages[name]):
+                if name not in self.messages or _order(frame) >= _order(self.messages[name]):
                     self.messages[name] = frame
-            elif name not in self.acks or _age(frame) >= _age(self.acks[name]):
+            elif name not in self.acks or _order(frame) >= _order(self.acks[name]):
                 self.acks[name] = frame
         self.arrived.set()
 
@@ -43,5 +45,6 @@ class Inbox:
         return frames
 
 
-def _age(frame: Frame) -> tuple[int, int, int]:
+def _order(frame: Frame) -> tuple[int, int, int]:
+    """A key by which frames of one link are ordered, older ones first."""
     return frame.epoch, frame.sender.number, frame.number

@@ -88,7 +88,7 @@ class Node:
         self.dirty: set[str] = set()  # vectors that the next commit writes
         self.committed = state  # the only state that frames are made of
         self.committed_incarnation = incarnation
-        self.has_ended = False  # all rounds were made, which this epoch's messages tell
+        self.has_ended = False  # all rounds were made; a flag of this epoch's messages
         self.last_epoch = 2**62  # of the manifest in force
         self.newer_manifest: str | None = None  # a neighbour that has one
         self.epoch_limiter = EpochRateLimiter()
@@ -161,6 +161,7 @@ class Node:
         models = {name: message.x for name, message in received.items()}
         result = self.method_step.step(state, self.member, computes, models)
         method, more = client_state.to_tracking_state(result.state)
+        # the model has grown by the own step as far as it has not by the neighbours' models
         growth_by_neighbours = self.outliers.neighbour_growth - growth_before
         self.outliers.own_growth += norm(method.x) - norm(state.method.x) - growth_by_neighbours
         self.dirty |= {"x", "y", "g", "private", *(f"more:{name}" for name in more)}
@@ -240,21 +241,26 @@ class Node:
         received = self.frames.process(self.inbox.take_all())
         if not received:
             return received
-        x, y, g = self.state.method
-        y = y.clone()
+        self._check_outliers(received)
+        y = self.state.method.y.clone()
+        for message in received.values():
+            y += message.mass
+        method = self.state.method._replace(y=y)
+        self.state = self.state._replace(method=method, last_received_round=self.state.k)
+        self.dirty.add("y")
+        return received
+
+    def _check_outliers(self, received: Mapping[str, Received]) -> None:
+        """Log messages that are far larger than usual, and note how they lengthen the own model."""
+        x, _, g = self.state.method
         own_norms = (norm(g), norm(x))
         for name, message in received.items():
-            y += message.mass
             difference = message.x - x[0]
             detector = self.outliers.detector(name)
             detector.note_round(self.state.k)
             for sentence in detector.check(norm(message.mass), norm(difference), own_norms):
                 self.notify("suspicious", sentence, name)
             detector.growth += self.state.into[name].weight * growth(difference, x[0])
-        method = self.state.method._replace(y=y)
-        self.state = self.state._replace(method=method, last_received_round=self.state.k)
-        self.dirty.add("y")
-        return received
 
     def commit(self) -> set[str]:
         """Make the state durable, so that frames can be made of it.

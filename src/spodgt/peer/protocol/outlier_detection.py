@@ -27,7 +27,7 @@ class OutlierDetector:
 
     mass: float = math.nan  # of the last message
     distance: float = math.nan
-    far: float = 0.0  # size of the last outlier, as a multiple of the median
+    last_ratio: float = 0.0  # of the last outlier to the median
     flags: int = 0  # number of outliers
     growth: float = 0.0  # by how much this neighbour's models have lengthened the own one
     last_round: int | None = None  # the own round of the last message
@@ -55,10 +55,10 @@ class OutlierDetector:
         for quantity, value, own_size in zip(("mass", "model"), (mass, distance), own, strict=True):
             usual = self._usual(quantity, own_size)
             if value > max(FAR * usual, _SMALL * own_size):
-                self.far = value / usual
+                self.last_ratio = value / usual
                 self.flags += 1
                 subject = "its norm" if quantity == "mass" else "its distance from ours"
-                size = f"{value:.2g}, {self.far:.1g} times the median"
+                size = f"{value:.2g}, {self.last_ratio:.1g} times the median"
                 sentences.append(f"{quantity}: {subject} is {size}")
             else:
                 self.largest[quantity] = max(value, self.largest.get(quantity, 0.0))
@@ -141,7 +141,7 @@ class LinkOutliers:
         if detector.flags or not detector.growth > max(FAR * length, self.own_growth):
             return None
         detector.flags = 1
-        detector.far = detector.growth / max(length, 1e-300)
+        detector.last_ratio = detector.growth / max(length, 1e-300)
         moved = f"it has moved our model by {detector.growth:.2g}, which had the norm {length:.2g}"
         return name, f"model: {moved}, and the loss is ruined"
 

@@ -60,7 +60,7 @@ class Slot(TypedDict):
 
 
 class StoredState(NamedTuple):
-    """A committed state; `client_state.state_from(*saved)` makes a `State` of it."""
+    """Vectors and numbers of a commit; `client_state.state_from(*saved)` makes a `State` of it."""
 
     vectors: dict[str, Tensor]
     meta: dict[str, Any]  # JSON values
@@ -77,10 +77,13 @@ class DiskStateStore:
     """One state directory, open in one process at a time.
 
     Args:
-        directory: made if missing.
+        directory: Made if missing.
         durability: "power" or "process".
-        labels: in every commit: run, client and layout that the state belongs to.
-        files: the disk.
+        labels: Run, client and layout that the state belongs to; part of every commit.
+        files: The disk.
+
+    Raises:
+        StoreFailed: The directory cannot be used, or another process uses it.
     """
 
     def __init__(
@@ -102,10 +105,10 @@ class DiskStateStore:
         self.path = Path(directory)
         self.durability = durability
         self.labels = dict(labels or {})
-        self._open = contextlib.ExitStack()
+        self._open_files = contextlib.ExitStack()
         try:
-            self.file = self._opened(files, VECTORS)
-            self.records = [self._opened(files, name) for name in RECORDS]
+            self.file = self._open_file(files, VECTORS)
+            self.records = [self._open_file(files, name) for name in RECORDS]
             if (self.path / DATABASE).exists():
                 self._convert(read_database(self.path))
         except OSError as error:
@@ -121,9 +124,9 @@ class DiskStateStore:
         self.generation = 0
         self.damaged = ""  # why the newest commit could not be used, if so
 
-    def _opened(self, files: Files, name: str) -> File:
+    def _open_file(self, files: Files, name: str) -> File:
         file = files.open(self.path / name)
-        self._open.callback(file.close)
+        self._open_files.callback(file.close)
         return file
 
     def _convert(self, records: list[StoredRecord]) -> None:
@@ -187,64 +190,93 @@ class DiskStateStore:
     def load(self, check: Callable[[StoredState], None] = lambda saved: None) -> StoredState | None:
         """The newest undamaged state; None in a new directory, or in one whose commits were lost.
 
-        `check` raises ValueError for a state that cannot be; the one before it is taken then.
+        Args:
+            check: Raises ValueError for a state that no client can be in: the one before it is used.
+
+        Raises:
+            StoreFailed: All commits are damaged, or the newest has another format.
         """
         contents = [file.read(0, file.size()) for file in self.records]
-        found = _newest(contents, self.file.read, self.path, check)
-        if found is None:
+        commit = _load_newest(contents, self.file.read, self.path, check)
+        if commit is None:
             if self.file.size():
                 self.damaged = f"{VECTORS} holds numbers, but no commit is left"
             return None
-        self.slots = found.slots
-        self.generation = found.generation
-        self.damaged = found.damaged
-        return found.saved
+        self.slots = commit.slots
+        self.generation = commit.generation
+        self.damaged = commit.damaged
+        return commit.saved
 
     def close(self) -> None:
-        self._open.close()
+        self._open_files.close()
 
 
 class _LoadedCommit(NamedTuple):
     saved: StoredState
     slots: dict[str, Slot]
     generation: int
-    damaged: str  # why a later commit cannot be used, if there is one
+    damaged: str = ""  # why a later commit cannot be used, if there is one
 
 
 ReadAt = Callable[[int, int], bytes]  # position, size
 
 
-def _newest(
+def _load_newest(
     contents: list[bytes], read_at: ReadAt, path: Path, check: Callable[[StoredState], None]
 ) -> _LoadedCommit | None:
-    """The newest commit that is whole; None if there is none at all."""
+    """The newest undamaged commit; None if there is none at all.
+
+    Args:
+        contents: Of the record files.
+        read_at: Reads `vectors.bin`.
+        path: The state directory.
+        check: As in `DiskStateStore.load`.
+
+    Raises:
+        StoreFailed: All commits are damaged, or the newest has another format.
+    """
+    records, damaged = _decode_records(contents)
+    for record in records:
+        try:
+            commit = _load_commit(record, read_at, path)
+            check(commit.saved)
+        except _DAMAGE as error:
+            damaged = _describe(error)
+            continue
+        if not damaged and len(records) == 1 and record.generation > 1:  # there are always two
+            damaged = "one of the last two commits is missing"
+        return commit._replace(damaged=damaged)
+    was_first = not records and not all(contents)  # the first commit was torn: nothing was sent
+    if damaged and not was_first:
+        fix = "remove the directory: the client joins again with an epoch reset"
+        raise StoreFailed(f"state in {path} is damaged ({damaged}); {fix}.")
+    return None
+
+
+def _decode_records(contents: list[bytes]) -> tuple[list[StoredRecord], str]:
+    """The undamaged records, the newest first, and why another is damaged, if one is."""
     records = []
     damaged = ""
     for content in filter(None, contents):
         try:
             records.append(_decode_record(content))
         except _DAMAGE as error:
-            damaged = f"{type(error).__name__}: {error}"[:200]
-    records.sort(reverse=True)
-    for record in records:
-        try:
-            body = json.loads(record.text)
-            if body["format"] not in _READ:
-                known = f"has format {body['format']}, this version reads {' and '.join(map(str, _READ))}"
-                raise StoreFailed(f"{path} {known}; use the version that wrote it.")
-            saved = StoredState(_vectors(read_at, body["slots"]), body["meta"])
-            check(saved)
-        except _DAMAGE as error:
-            damaged = f"{type(error).__name__}: {error}"[:200]
-            continue
-        if len(records) == 1 and record.generation > 1:  # there are always two
-            damaged = damaged or "one of the last two commits is missing"
-        return _LoadedCommit(saved, body["slots"], record.generation, damaged)
-    was_first = not records and not all(contents)  # the first commit was torn: nothing was sent
-    if damaged and not was_first:
-        fix = "remove the directory: the client joins again with an epoch reset"
-        raise StoreFailed(f"state in {path} is damaged ({damaged}); {fix}.")
-    return None
+            damaged = _describe(error)
+    return sorted(records, reverse=True), damaged
+
+
+def _load_commit(record: StoredRecord, read_at: ReadAt, path: Path) -> _LoadedCommit:
+    """The commit of a record, with its vectors; raises one of `_DAMAGE` if it is spoilt."""
+    body = json.loads(record.text)
+    if body["format"] not in _READ:
+        formats = f"has format {body['format']}, this version reads {' and '.join(map(str, _READ))}"
+        raise StoreFailed(f"{path} {formats}; use the version that wrote it.")
+    saved = StoredState(_vectors(read_at, body["slots"]), body["meta"])
+    return _LoadedCommit(saved, body["slots"], record.generation)
+
+
+def _describe(damage: Exception) -> str:
+    return f"{type(damage).__name__}: {damage}"[:200]
 
 
 def _encode_record(record: StoredRecord) -> bytes:
@@ -320,7 +352,7 @@ def read(directory: str | Path, *, running: bool = False) -> StoredState:
 def _read_newest_commit(path: Path) -> _LoadedCommit | None:
     records = [_content(path / name) for name in RECORDS]
     with (path / VECTORS).open("rb") as file:
-        return _newest(records, partial(_read_at, file), path, lambda saved: None)
+        return _load_newest(records, partial(_read_at, file), path, lambda saved: None)
 
 
 def _content(path: Path) -> bytes:

@@ -6,10 +6,10 @@ import asyncio
 from dataclasses import dataclass, field
 
 from spodgt.peer.host.events import Notify
-from spodgt.peer.host.fault_injection import Receive
 from spodgt.peer.host.interfaces import Ended, Headers, Host, Rejected, Wire, WireError
 from spodgt.peer.host.text import printable
 from spodgt.peer.membership.certificates import Identity
+from spodgt.peer.protocol.inbox import Receive
 from spodgt.peer.protocol.running_sums import Refused
 from spodgt.peer.transport import wire_format
 from spodgt.peer.transport.grpc_wire import GRPC, system_host
@@ -17,6 +17,7 @@ from spodgt.peer.transport.grpc_wire import GRPC, system_host
 CHUNK_SECONDS = 60.0  # a chunk of 1 MiB that takes longer is a dead link
 ANSWER_SECONDS = 5.0  # for an answer, beyond the time its bytes take at the slowest rate
 SLOWEST = 16_000.0  # bytes per second that a link must carry at least
+TAKEOVER_SECONDS = 3.0  # a stream silent for so long is replaced by a new one of the same client
 TEXT = 300  # characters of a reason that travel back to the sender
 ANSWER = 2**24  # bytes of a manifest; of a run with a larger one, `GROWTH` times as much
 GROWTH = 4
@@ -43,7 +44,7 @@ class LocalClient:
 
     context: wire_format.Context
     identity: Identity
-    receive: Receive  # called with the frames that arrive
+    receive: Receive  # takes the frames that arrive: `Node.receive`, set in `startup.make_links`
     notify: Notify
     host: Host = field(default_factory=system_host)
 
@@ -52,18 +53,30 @@ class LocalClient:
         """Seconds of the monotonic clock."""
         return self.host.clock.monotonic()
 
+    @property
+    def message_seconds(self) -> float:
+        """Seconds that a message takes at the slowest rate."""
+        return 8 * self.context.n / SLOWEST
+
     async def cause(self, error: BaseException | None, address: str, name: str) -> str:
         """One sentence on why the link to `name` is down."""
         if isinstance(error, Ended):
             return f"{name} ended the stream"
         if isinstance(error, Rejected):
             return f"{name} refuses: {error}"[:TEXT]
-        found = await self.host.wire.probe(self.identity, address, name)
+        cause = await self.host.wire.probe(self.identity, address, name)
         if error is None or isinstance(error, WireError):
-            return found
+            return cause
         if isinstance(error, asyncio.TimeoutError):
-            return f"{found}: no answer in time"[:TEXT]
-        return f"{found}: {type(error).__name__}: {error}"[:TEXT]
+            return f"{cause}: no answer in time"[:TEXT]
+        return f"{cause}: {type(error).__name__}: {error}"[:TEXT]
+
+
+def current_task() -> asyncio.Task[None]:
+    """The running task, by which a stream can be ended."""
+    task = asyncio.current_task()
+    assert task is not None
+    return task
 
 
 def own_headers(own: wire_format.Context) -> Headers:

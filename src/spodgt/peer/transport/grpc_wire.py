@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from random import SystemRandom
 from typing import Any
 
@@ -25,9 +25,8 @@ from spodgt.peer.transport import wire_format
 SERVICE = "spodgt.peer.Links"
 CONNECT_SECONDS = 5.0
 IDLE_MS = 5_000  # a connection without a stream is closed: a certificate alone must not hold many
-AGE_MS = (
-    9_000  # ± 10 %, then it ends with its last stream: refused requests must not hold it either
-)
+# ± 10 %, then a connection ends with its last stream: refused requests must not hold it either
+AGE_MS = 9_000
 NO_CONNECTION = "closes new connections before TLS begins"
 OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", wire_format.LIMIT),
@@ -228,7 +227,8 @@ def _served(handler: Handler) -> Callable[[Any, grpc.aio.ServicerContext], Any]:
 
 
 @contextlib.contextmanager
-def _own_errors() -> Any:
+def _own_errors() -> Iterator[None]:
+    """Raise errors of gRPC as those of the interface `Wire`."""
     try:
         yield
     except grpc.aio.AioRpcError as error:

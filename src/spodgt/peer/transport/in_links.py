@@ -4,20 +4,87 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import TypeVar
+from dataclasses import replace
 
+from spodgt.peer.host.fault_injection import crash_point
 from spodgt.peer.host.interfaces import Call, Stream
-from spodgt.peer.protocol.running_sums import Incarnation, Message, Refused
+from spodgt.peer.protocol.running_sums import Ack, Incarnation, Message, Refused
 from spodgt.peer.transport import wire_format
 from spodgt.peer.transport.access_control import AccessControl
-from spodgt.peer.transport.connection import SLOWEST, LocalClient, Traffic
-from spodgt.peer.transport.streams import TAKEOVER_SECONDS, InStream, LinkDialer
+from spodgt.peer.transport.connection import TAKEOVER_SECONDS, LocalClient, Traffic, current_task
+from spodgt.peer.transport.link_dialer import LinkDialer, close_changed
 from spodgt.peer.transport.wire_format import RepeatedHeader
 
 HEARTBEAT_SECONDS = 2.0  # a stream without an answer for so long gets a heartbeat
 FIRST_SECONDS = 10.0  # for the first whole message of a stream, beyond the time its bytes take
 
-DialerT = TypeVar("DialerT", bound=LinkDialer)
+
+class InStream:
+    """The receiver's end of a stream: sends the newest acknowledgement.
+
+    Args:
+        local: The client.
+        sender: Incarnation of the sender.
+        stream: The stream. The current task reads it, and is cancelled when it breaks.
+        protocol: Of the stream.
+        traffic: Counters of the link.
+    """
+
+    def __init__(
+        self,
+        local: LocalClient,
+        sender: Incarnation,
+        stream: Stream,
+        protocol: int,
+        traffic: Traffic,
+    ) -> None:
+        self.local = local
+        self.context = replace(local.context, protocols=(protocol,))
+        self.incarnation = sender
+        self.stream = stream
+        self.traffic = traffic
+        self.ack: Ack | None = None  # the newest one that has not left
+        self.last_received = local.now
+        self.last_answered = 0.0
+        self.wake = asyncio.Event()
+        self.reader = current_task()
+        self.writer = asyncio.create_task(self._answer())
+
+    def close(self) -> None:
+        self.writer.cancel()
+        self.reader.cancel()
+
+    def send(self, ack: Ack) -> None:
+        """Send an acknowledgement; it replaces one that has not left yet."""
+        self.ack = ack
+        self.wake.set()
+
+    def note_frame(self, frame: Message | RepeatedHeader) -> None:
+        """Count a frame, and answer with a heartbeat if nothing was answered for long."""
+        now = self.local.now
+        self.last_received = now
+        self.traffic.last_received = now
+        self.traffic.messages += isinstance(frame, Message)
+        self.traffic.state = "up"
+        self.traffic.why = ""
+        if now - self.last_answered > HEARTBEAT_SECONDS:
+            self.wake.set()  # a heartbeat, however long the round takes
+
+    async def _answer(self) -> None:
+        try:
+            while True:
+                await self.wake.wait()
+                self.wake.clear()
+                ack = self.ack
+                self.ack = None
+                self.last_answered = self.local.now
+                if ack is None:
+                    await self.stream.write(b"")  # the heartbeat
+                else:
+                    await self.stream.write(wire_format.pack_ack(self.context, ack))
+                    crash_point("ack sent")
+        except Exception:  # the stream has ended, with any error; the sender reconnects
+            self.reader.cancel()
 
 
 class InLinks:
@@ -28,7 +95,7 @@ class InLinks:
         self.access = access
         self.traffic: dict[str, Traffic] = {}  # of every in-link, by sender
         self.dialers: dict[str, InLinkDialer] = {}  # of the links that this end connects
-        self.streams: dict[str, InStream] = {}
+        self.streams: dict[str, InStream] = {}  # of the links that are connected, by sender
 
     def relink(self, addresses: Mapping[str, str]) -> None:
         """Take the in-links of a manifest: senders, with the address to connect to, or ""."""
@@ -38,47 +105,41 @@ class InLinks:
             if address and name not in self.dialers:
                 self.dialers[name] = InLinkDialer(self, name, address)
 
-    async def receive(self, sender: str, frames: Stream, protocol: int) -> None:
-        """Receive the messages of one stream until it ends; `Refused` for a frame no honest peer sends."""
-        assembler = wire_format.MessageAssembler(self.local.context, sender)
-        stream: InStream | None = None
+    async def receive(self, sender: str, stream: Stream, protocol: int) -> None:
+        """Receive the messages of one stream until it ends.
+
+        Raises:
+            Refused: A frame is none that an honest peer sends.
+        """
         traffic = self.traffic[sender]
-        task = asyncio.current_task()
-        assert task is not None
-        limit = FIRST_SECONDS + 8 * self.local.context.n / SLOWEST
-        first = asyncio.get_running_loop().call_later(limit, task.cancel)
+        assembler = wire_format.MessageAssembler(self.local.context, sender)
+        task = current_task()
+        limit = FIRST_SECONDS + self.local.message_seconds
+        first_deadline = asyncio.get_running_loop().call_later(limit, task.cancel)
+        registered: InStream | None = None  # after the first frame
         try:
             while True:
-                chunk = await frames.read()
+                chunk = await stream.read()
                 if chunk is None:
-                    break
+                    return
                 frame = self._assemble(assembler, chunk)
                 traffic.bytes += len(chunk)
                 if frame is None:
                     continue
-                if stream is None:
-                    first.cancel()
-                    stream = self._register(sender, frame.sender, frames, protocol)
+                if registered is None:
+                    first_deadline.cancel()
+                    registered = InStream(self.local, frame.sender, stream, protocol, traffic)
+                    self._register(sender, registered)
+                registered.note_frame(frame)
                 message = frame.message if isinstance(frame, RepeatedHeader) else frame
-                traffic.messages += isinstance(frame, Message)
-                now = self.local.now
-                traffic.last_received = now
-                stream.last_received = now
-                traffic.state = "up"
-                traffic.why = ""
-                if now - stream.last_answered > HEARTBEAT_SECONDS:
-                    stream.wake.set()  # a heartbeat, however long the round takes
                 if message is not None:
                     self.local.receive(sender, message)
         except asyncio.CancelledError:
             return  # the sender is down, silent or restarted, or this client ends
         finally:
-            first.cancel()
-            if stream is not None:
-                stream.task.cancel()
-                if self.streams.get(sender) is stream:
-                    del self.streams[sender]
-                    traffic.state = "down"
+            first_deadline.cancel()
+            if registered is not None:
+                self._unregister(sender, registered)
 
     def _assemble(
         self, assembler: wire_format.MessageAssembler, chunk: bytes
@@ -89,21 +150,23 @@ class InLinks:
             self.access.note_invalid_frame(assembler.sender)
             raise
 
-    def _register(
-        self, sender: str, incarnation: Incarnation, frames: Stream, protocol: int
-    ) -> InStream:
+    def _register(self, sender: str, stream: InStream) -> None:
         """Keep one stream per sender; a later incarnation replaces an earlier one that is silent."""
         old = self.streams.get(sender)
         if old is not None:
             is_live = self.local.now - old.last_received < TAKEOVER_SECONDS
-            is_other = old.incarnation != incarnation
-            if (is_other and is_live) or old.incarnation.supersedes(incarnation):
+            is_other = old.incarnation != stream.incarnation
+            if (is_other and is_live) or old.incarnation.supersedes(stream.incarnation):
                 known = f"{sender} is already connected as incarnation {old.incarnation.number}"
                 raise Refused(f"{known}; another process uses its name")
             old.close()
-        stream = InStream(self.local, incarnation, frames, protocol)
         self.streams[sender] = stream
-        return stream
+
+    def _unregister(self, sender: str, stream: InStream) -> None:
+        stream.writer.cancel()
+        if self.streams.get(sender) is stream:
+            del self.streams[sender]
+            stream.traffic.state = "down"
 
 
 class InLinkDialer(LinkDialer):
@@ -119,13 +182,5 @@ class InLinkDialer(LinkDialer):
     def link(self) -> str:
         return f"{self.name} → {self.local.context.name}"
 
-    async def talk(self, call: Call, protocol: int) -> None:
+    async def use(self, call: Call, protocol: int) -> None:
         await self.in_links.receive(self.name, call, protocol)
-
-
-def close_changed(dialers: dict[str, DialerT], addresses: Mapping[str, str]) -> None:
-    """Close and remove the ends whose link was removed or has another address."""
-    for name, dialer in list(dialers.items()):
-        if addresses.get(name) != dialer.address:
-            dialer.close()
-            del dialers[name]

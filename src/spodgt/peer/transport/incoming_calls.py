@@ -17,10 +17,11 @@ from spodgt.peer.transport.connection import (
     LocalClient,
     Traffic,
     agree_on_protocol,
+    current_task,
     own_headers,
 )
 from spodgt.peer.transport.in_links import InLinks
-from spodgt.peer.transport.streams import OutStream
+from spodgt.peer.transport.out_links import OutLinkDialer
 
 FILE_CHUNK = 2**16  # bytes: even at the slowest rate each arrives within the seconds for an answer
 
@@ -41,7 +42,7 @@ class IncomingCalls:
     def __init__(
         self,
         local: LocalClient,
-        out: Mapping[str, OutStream],
+        out: Mapping[str, OutLinkDialer],
         in_links: InLinks,
         access: AccessControl,
     ) -> None:
@@ -80,30 +81,42 @@ class IncomingCalls:
 
     async def _talk(self, call: IncomingCall) -> None:
         """Serve a sender that has connected."""
-        name = call.caller
-        traffic = None if name in self.in_links.dialers else self.in_links.traffic.get(name)
-        await self._serve(call, traffic, (name, self.local.context.name), self.in_links.receive)
+        link = (call.caller, self.local.context.name)
+        traffic = self.in_links.traffic.get(call.caller)
+        if traffic is None or call.caller in self.in_links.dialers:
+            raise self._unknown_link(call.caller, link)
+        await self._serve(call, traffic, link, self.in_links.receive)
 
     async def _fetch(self, call: IncomingCall) -> None:
         """Serve a receiver that has connected."""
-        name = call.caller
-        stream = self.out.get(name)
-        traffic = None if stream is None or stream.address else stream.traffic
-        serve = self.in_links.receive if stream is None else stream.serve
-        await self._serve(call, traffic, (self.local.context.name, name), serve)
+        link = (self.local.context.name, call.caller)
+        out_link = self.out.get(call.caller)
+        if out_link is None or out_link.address:
+            raise self._unknown_link(call.caller, link)
+        await self._serve(call, out_link.traffic, link, out_link.serve)
 
-    async def _serve(
-        self, call: IncomingCall, traffic: Traffic | None, link: Ends, serve: Serve
-    ) -> None:
-        """Accept a link of the manifest and agree on a protocol (handshake), or refuse with the reason."""
+    def _unknown_link(self, caller: str, link: Ends) -> Refused:
+        """Log a link that is not in the manifest; returns the refusal to raise."""
+        self.on_unknown_link(caller)
+        why = f"link {link[0]} → {link[1]} is not in the manifest"
+        self.local.notify("refused", why)
+        return Refused(why)
+
+    async def _serve(self, call: IncomingCall, traffic: Traffic, link: Ends, serve: Serve) -> None:
+        """Agree on a protocol (handshake) and use the stream until it ends.
+
+        Args:
+            call: The stream.
+            traffic: Counters of the link.
+            link: Sender and receiver.
+            serve: Uses the stream.
+
+        Raises:
+            Refused: The caller has too many streams, is banned, has no protocol in common, or sent
+                an invalid frame.
+        """
         name = call.caller
-        if traffic is None:
-            self.on_unknown_link(name)
-            why = f"link {link[0]} → {link[1]} is not in the manifest"
-            self.local.notify("refused", why)
-            raise Refused(why)
-        task = asyncio.current_task()
-        assert task is not None
+        task = current_task()
         self.tasks[task] = link
         try:
             with self.access.stream(name), self._until_expiry(name, call.certificate):
@@ -114,19 +127,19 @@ class IncomingCalls:
             why = str(error)[:TEXT]
             self.local.notify("refused", why, name)
             raise Refused(why) from None
+        except asyncio.CancelledError:
+            return  # gRPC ends the call of a handler that returns, not of one that is cancelled
         finally:
             del self.tasks[task]
 
     @contextlib.contextmanager
     def _until_expiry(self, name: str, certificate: bytes) -> Iterator[None]:
         """End a stream when the certificate of either end expires; it is opened again with a new one."""
-        task = asyncio.current_task()
-        assert task is not None
-        stop = task.cancel
+        task = current_task()
 
         def end() -> None:
             self.local.notify("certificate", "a certificate of this stream has expired", name)
-            stop()
+            task.cancel()
 
         now = self.local.host.clock.wall()
         own = self.local.identity.certificate
@@ -151,12 +164,11 @@ class IncomingCalls:
             why = f"{name} is not in the manifest"
             self.local.notify("refused", why)
             raise Refused(why)
-        task = asyncio.current_task()
-        assert task is not None
+        task = current_task()
         # a client that does not read the answer is disconnected
         late = asyncio.get_running_loop().call_later(CHUNK_SECONDS, task.cancel)
         try:
-            with self.access.stream(f"{name} (files)"):
+            with self.access.stream(f"{name} (files)"):  # apart from its links, and from their ban
                 for start in range(0, len(file), FILE_CHUNK):
                     await call.write(file[start : start + FILE_CHUNK])
         finally:

@@ -15,10 +15,11 @@ from spodgt.peer.membership.certificates import Identity
 from spodgt.peer.protocol.running_sums import Ack, Message
 from spodgt.peer.transport.access_control import AccessControl
 from spodgt.peer.transport.connection import LocalClient, Traffic
-from spodgt.peer.transport.in_links import InLinks, close_changed
+from spodgt.peer.transport.in_links import InLinks
 from spodgt.peer.transport.incoming_calls import IncomingCalls
+from spodgt.peer.transport.link_dialer import LinkDialer, close_changed
 from spodgt.peer.transport.listener import Listener
-from spodgt.peer.transport.streams import LinkDialer, OutStream
+from spodgt.peer.transport.out_links import OutLinkDialer
 
 
 class Transport:
@@ -27,7 +28,7 @@ class Transport:
     def __init__(self, local: LocalClient) -> None:
         self.local = local
         self.access = AccessControl(local.host.clock.monotonic)
-        self.out: dict[str, OutStream] = {}
+        self.out: dict[str, OutLinkDialer] = {}
         self.in_links = InLinks(local, self.access)
         self.calls = IncomingCalls(local, self.out, self.in_links, self.access)
         self.listener = Listener(local, self.in_links, self.calls)
@@ -54,7 +55,7 @@ class Transport:
         close_changed(self.out, out)
         for name, address in out.items():
             if name not in self.out:
-                self.out[name] = OutStream(self.local, name, address)
+                self.out[name] = OutLinkDialer(self.local, name, address)
         own = self.local.context.name
         connected_by_others = {(own, name) for name, address in out.items() if not address}
         connected_by_others |= {(name, own) for name, address in into.items() if not address}
@@ -66,7 +67,7 @@ class Transport:
         # copies: called from another thread while a manifest may change the links
         out = dict(self.out)
         into = dict(self.in_links.traffic)
-        return [*((name, stream.traffic) for name, stream in out.items()), *into.items()]
+        return [*((name, link.traffic) for name, link in out.items()), *into.items()]
 
     async def stop(self) -> None:
         dialers: list[LinkDialer] = [*self.out.values(), *self.in_links.dialers.values()]
@@ -79,16 +80,17 @@ class Transport:
     # --- called from the thread in which rounds run ------------------------------------------------
     def send_latest(self, target: str, message: Message) -> None:
         """Send on an out-link; a message that has not left yet is replaced."""
-        stream = self.out.get(target)
-        if stream is not None:
-            stream.latest = message
-            if not stream.is_wake_scheduled:  # one wake-up for many rounds
-                stream.is_wake_scheduled = True
-                self.loop.call_soon_threadsafe(stream.wake.set)
+        link = self.out.get(target)
+        if link is None:
+            return
+        with link.lock:
+            link.latest = message
+        if not link.is_wake_scheduled:  # one wake-up for many rounds
+            link.is_wake_scheduled = True
+            self.loop.call_soon_threadsafe(link.wake.set)
 
     def send_ack(self, target: str, ack: Ack) -> None:
         """Answer on an in-link."""
         stream = self.in_links.streams.get(target)
         if stream is not None:
-            stream.ack = ack
-            self.loop.call_soon_threadsafe(stream.wake.set)
+            self.loop.call_soon_threadsafe(stream.send, ack)

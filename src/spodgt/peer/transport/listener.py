@@ -56,16 +56,15 @@ class Listener:
         local = self.local
         host = self.address.rpartition(":")[0]
         own_address = f"{host}:{self.port}"
-        found = await local.host.wire.probe(local.identity, own_address, local.context.name)
+        reason = await local.host.wire.probe(local.identity, own_address, local.context.name)
         was_full = self.is_full
-        self.is_full = NO_CONNECTION in found
+        self.is_full = NO_CONNECTION in reason
         if self.is_full and not was_full:
             text = (
                 f"all {self.max_connections} are in use: a neighbour that restarts cannot connect"
             )
-            local.notify(
-                "connections", f"{text}; limit new connections per address in the firewall"
-            )
+            fix = "limit new connections per address in the firewall"
+            local.notify("connections", f"{text}; {fix}")
         return self.is_full
 
     async def stop(self) -> None:

@@ -15,10 +15,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from google.protobuf.message import DecodeError
 
-from spodgt.algorithms.compose.codecs import Int8Codec, Int8Intervals
 from spodgt.peer.protocol.running_sums import (
     MAX_NUMBER,
     NO_ROOT,
@@ -28,6 +26,7 @@ from spodgt.peer.protocol.running_sums import (
     Refused,
 )
 from spodgt.peer.transport import wire_pb2 as pb
+from spodgt.peer.transport.payload import Float32Payload, Int8Payload, Payload
 
 PROTOCOLS = (1, 2)  # supported; the ends of a stream use the highest that both support
 REPEATS = 2  # the first protocol with frames that repeat a header
@@ -35,7 +34,6 @@ CHUNK = 2**20
 HEADER = 4096  # bytes of a header at most; an honest one has about 200
 LIMIT = CHUNK + HEADER + 4  # of one gRPC message
 _LENGTH = struct.Struct("<I")
-_FLOATS = np.dtype("<f4")
 
 
 @dataclass(frozen=True)
@@ -51,19 +49,14 @@ class Context:
     protocols: tuple[int, ...] = PROTOCOLS
 
     @property
-    def dtype(self) -> str:
-        """What a number of a message is."""
-        return "int8" if self.quantized else "float32"
+    def payload(self) -> Payload:
+        """The format of the numbers of a message."""
+        return Int8Payload() if self.quantized else Float32Payload()
 
     @property
     def size(self) -> int:
-        """Bytes of a message: model and total."""
-        item = _FLOATS.itemsize
-        if self.quantized:
-            return Int8Intervals.of_round(self.n, 0).size(self.n, item) + Int8Codec().size(
-                self.n, item
-            )
-        return 2 * self.n * item
+        """Bytes of the numbers of a message."""
+        return self.payload.size(self.n)
 
 
 def choose_protocol(context: Context, theirs: Iterable[int], name: str, version: str) -> int:
@@ -77,26 +70,28 @@ def choose_protocol(context: Context, theirs: Iterable[int], name: str, version:
     """
     both = set(context.protocols) & set(theirs)
     if not both:
-        named = [
-            " and ".join(map(str, sorted(known))) or "none" for known in (theirs, context.protocols)
-        ]
         raise Refused(
-            f"{name} speaks protocol {named[0]} (spodgt {version or 'unknown'}), "
-            f"we speak {named[1]} (spodgt {context.version}); use neighbouring versions"
+            f"{name} speaks protocol {_names(theirs)} (spodgt {version or 'unknown'}), we speak "
+            f"{_names(context.protocols)} (spodgt {context.version}); use neighbouring versions"
         )
     return max(both)
 
 
+def _names(protocols: Iterable[int]) -> str:
+    return " and ".join(map(str, sorted(protocols))) or "none"
+
+
 def pack(context: Context, receiver: str, message: Message, frame: int) -> Iterator[bytes]:
     """A message as chunks, in the highest protocol of `context`."""
-    x, total = _short(message) if context.quantized else _whole(message)
+    x, total = context.payload.pack(message)
     size = len(x) + len(total)
     header = _packed_header(context, receiver, message, frame)
     for offset in range(0, max(1, size), CHUNK):
         header.offset = offset
         text = header.SerializeToString()
-        second = slice(max(0, offset - len(x)), max(0, offset + CHUNK - len(x)))
-        yield b"".join((_LENGTH.pack(len(text)), text, x[offset : offset + CHUNK], total[second]))
+        part_of_x = x[offset : offset + CHUNK]
+        part_of_total = total[max(0, offset - len(x)) : max(0, offset + CHUNK - len(x))]
+        yield b"".join((_LENGTH.pack(len(text)), text, part_of_x, part_of_total))
 
 
 def pack_repeat(context: Context, receiver: str, message: Message, frame: int) -> bytes:
@@ -120,7 +115,7 @@ def _packed_header(context: Context, receiver: str, message: Message, frame: int
         acked=message.acked,
         incarnation=_packed(message.sender),
         seen=_packed(message.seen),
-        dtype=context.dtype,
+        dtype=context.payload.dtype,
         n=context.n,
         frame=frame % 2**32,
         version=context.version,
@@ -129,27 +124,12 @@ def _packed_header(context: Context, receiver: str, message: Message, frame: int
     )
 
 
-def _whole(message: Message) -> tuple[memoryview, memoryview]:
-    # two views and no copy of the whole: models may be large
-    x, total = (
-        t.numpy().astype(_FLOATS, copy=False).data.cast("B") for t in (message.x, message.total)
-    )
-    return x, total
-
-
-def _short(message: Message) -> tuple[memoryview, memoryview]:
-    """8 bits a number: the model in intervals, with some columns of it exactly, and the total as it is."""
-    x = Int8Intervals.of_round(len(message.x), message.number).pack(message.x[None])
-    return x.numpy()[0].data, Int8Codec().pack(message.total[None]).numpy()[0].data
-
-
 class RepeatedHeader(NamedTuple):
-    """A repeated header."""
+    """The header of a message without its numbers."""
 
     sender: Incarnation
-    message: (
-        Message | None
-    )  # with the numbers that came before; None if they are of another message
+    # with the numbers that were received before; None if they are of another message
+    message: Message | None
 
 
 class MessageAssembler:
@@ -209,7 +189,7 @@ class MessageAssembler:
         return first
 
     def _message(self, header: pb.Header) -> Message:
-        x, half_width, total = self._vectors(header.number)
+        vectors = self.context.payload.unpack(self.payload, self.context.n, header.number)
         return Message(
             epoch=header.epoch,
             number=header.number,
@@ -217,14 +197,15 @@ class MessageAssembler:
             acked=header.acked,
             sender=_unpacked(header.incarnation),
             seen=_unpacked(header.seen),
-            x=x,
-            total=total,
+            x=vectors.x,
+            total=vectors.total,
             root=_unpacked_root(header),
             has_ended=header.ended,
-            half_width=half_width,
+            half_width=vectors.half_width,
         )
 
     def _repeat(self, header: pb.Header) -> RepeatedHeader:
+        """Apply a repeated header to the last complete message, if it is of that message."""
         sender = _unpacked(header.incarnation)
         last = self.last
         if last is None or last.content != (header.epoch, header.number, header.base, sender):
@@ -233,17 +214,6 @@ class MessageAssembler:
         seen = _unpacked(header.seen)
         repeated = last._replace(acked=header.acked, seen=seen, root=root, has_ended=header.ended)
         return RepeatedHeader(sender, repeated)
-
-    def _vectors(self, number: int) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-        """Of message `number`: the model, the half width of its intervals (None: exact), and the total."""
-        n = self.context.n
-        if not self.context.quantized:
-            numbers = torch.from_numpy(self.payload.view(_FLOATS).astype(np.float32, copy=False))
-            return numbers[:n], None, numbers[n:]
-        data, code = torch.from_numpy(self.payload)[None], Int8Intervals.of_round(n, number)
-        cut = code.size(n, _FLOATS.itemsize)
-        middle, half_width = code.unpack(data[:, :cut], n, torch.float32)
-        return middle[0], half_width[0], Int8Codec().unpack(data[:, cut:], n, torch.float32)[0]
 
 
 def _split_chunk(chunk: bytes) -> tuple[pb.Header, memoryview]:
@@ -275,12 +245,13 @@ def check_header(header: pb.Header, context: Context, sender: str) -> None:
         raise Refused(f"the message is for {header.receiver!r}, this is {context.name!r}")
     if header.run != context.run:
         raise Refused(f"the message is of run {header.run!r}, this is run {context.run!r}")
-    ours = context.layout.hex()[:12]
-    theirs = header.layout.hex()[:12]
-    if header.layout != context.layout or header.n != context.n or header.dtype != context.dtype:
+    dtype = context.payload.dtype
+    if header.layout != context.layout or header.n != context.n or header.dtype != dtype:
+        ours = context.layout.hex()[:12]
+        theirs = header.layout.hex()[:12] or "none"
         raise Refused(
-            f"the layout differs: {header.n} {header.dtype} parameters with hash {theirs or 'none'}, "
-            f"we have {context.n} {context.dtype} with {ours}"
+            f"the layout differs: {header.n} {header.dtype} parameters with hash {theirs}, "
+            f"we have {context.n} {dtype} with {ours}"
         )
     if max(header.base, header.acked) > header.number:
         raise Refused(
@@ -291,6 +262,7 @@ def check_header(header: pb.Header, context: Context, sender: str) -> None:
 
 
 def pack_ack(context: Context, ack: Ack) -> bytes:
+    """An acknowledgement as a frame, in the highest protocol of `context`."""
     return pb.Ack(
         protocol=max(context.protocols),
         run=context.run,
@@ -309,6 +281,7 @@ def _check_numbers(*numbers: int) -> None:
 
 
 def unpack_ack(context: Context, data: bytes) -> Ack:
+    """The inverse of `pack_ack`; `Refused` if it is damaged or of another run or protocol."""
     if len(data) > HEADER:
         raise Refused(f"the acknowledgement has {len(data)} bytes, at most {HEADER} are allowed")
     try:
@@ -318,8 +291,14 @@ def unpack_ack(context: Context, data: bytes) -> Ack:
     if ack.protocol not in context.protocols or ack.run != context.run:
         raise Refused(f"the acknowledgement is of run {ack.run!r} and protocol {ack.protocol}")
     _check_numbers(ack.epoch, ack.number, ack.incarnation.number, ack.seen.number)
-    known = _unpacked(ack.incarnation), _unpacked(ack.seen)
-    return Ack(ack.epoch, ack.number, *known, _unpacked_root(ack), ack.ended)
+    return Ack(
+        epoch=ack.epoch,
+        number=ack.number,
+        sender=_unpacked(ack.incarnation),
+        seen=_unpacked(ack.seen),
+        root=_unpacked_root(ack),
+        has_ended=ack.ended,
+    )
 
 
 def _packed(incarnation: Incarnation) -> pb.Incarnation:
