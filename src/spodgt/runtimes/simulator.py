@@ -15,7 +15,7 @@ from torch import Tensor
 
 from spodgt.algorithms.compose.codecs import Codec, IntervalQuantizer
 from spodgt.kernels.compiled_rounds import CompiledRounds
-from spodgt.kernels.links import MixingOperator, mixing_operator
+from spodgt.kernels.links import MixingOperator
 from spodgt.kernels.steps import Activity, State
 from spodgt.runtimes.batch import MixingMatrix, RunBatch
 from spodgt.runtimes.batch_round import BatchRound, RoundLinks
@@ -56,12 +56,11 @@ class LocalMixer:
         """The operator for rows like x, made once unless weights change between rounds."""
         operator = self.operators.get((matrix, x.dtype))
         if operator is None:
-            operator = mixing_operator(
+            operator = MixingOperator(
                 self.links.held.batch.links,
                 self.links.weights(matrix),
                 self.links.keepers(matrix),
-                dtype=x.dtype,
-                device=x.device,
+                x.dtype,
             )
             if self.links.roles is None:
                 self.operators[matrix, x.dtype] = operator
@@ -91,7 +90,10 @@ class SimulatedRounds:
 
     @cached_property
     def compiled_rounds(self) -> CompiledRounds | None:
-        """The method's rounds in compiled loops; None if they do not apply."""
+        """The method's rounds in compiled loops; None if its model is not linear, such as a CNN.
+
+        See `CompiledRounds.create` for the other conditions.
+        """
         if not self.compiled or self.statistics.columns:
             return None  # only the calls of `step` exchange statistics
         return CompiledRounds.create(self.held.algorithm, self.held.batch)
