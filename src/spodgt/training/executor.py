@@ -17,7 +17,13 @@ import torch
 from spodgt.experiment.toml import checksum
 from spodgt.record.record import versions
 from spodgt.record.run_folder import write
-from spodgt.runtimes.loop import MEETING, STRIDE, EvaluationSchedule, begin, run_rounds
+from spodgt.runtimes.loop import (
+    STRIDE,
+    SYNCHRONIZATION_STRIDE,
+    EvaluationSchedule,
+    begin,
+    run_rounds,
+)
 from spodgt.runtimes.world import Runtime, Snapshot
 from spodgt.training.broadcast import broadcast_result
 from spodgt.training.comparison import Comparison
@@ -143,7 +149,7 @@ class Executor:
         )
         for group in groups:
             start = self._start(label, ResumeGroup(*group))
-            stride = STRIDE if start.world.communicator.size == 1 else MEETING
+            stride = STRIDE if start.world.communicator.size == 1 else SYNCHRONIZATION_STRIDE
             if self.settings.keep_states:
                 stride = 1
             end = run_rounds(start, self.settings.stop, self.settings.schedule, observer, stride)
