@@ -257,11 +257,11 @@ class Simulator(SingleProcessRuntime):
             tally=joined.counts,
             statistics=joined.statistics.to(self.device),
         )
-        state_type = self.world(runs[:1], dtype).init()
+        like = self.world(runs[:1], dtype).init()  # a state of the right type
         if joined.exchanged is not None:
             x = joined.exchanged.x.to(self.device)
             statistics = joined.exchanged.statistics.to(self.device)
             world.exchanges.restore(joined.k, x, statistics)
         names = world.held.algorithm.traits.state
-        state = joined.to_state(state_type, names, self.device)
+        state = joined.to_state(like, names, self.device)
         return Snapshot(joined.k, joined.delay, world, state)
