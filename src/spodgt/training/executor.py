@@ -73,7 +73,7 @@ class Executor:
             )
             if self.files.folder is None:  # Ctrl-C is handled by the caller
                 self._run_methods(pending)
-                return broadcast_result(self.comparison, self.runtime)
+                return broadcast_result(self.comparison.result(), self.runtime)
             with self.interrupt.installed():
                 try:
                     self._run_methods(pending)
@@ -83,9 +83,10 @@ class Executor:
                     if self.runtime.is_main:
                         self.files.write_partial_result()
                     raise
+                result = self.comparison.result()
                 if self.runtime.is_main:
-                    self.comparison.result().write(self.files.folder.path)
-            return broadcast_result(self.comparison, self.runtime)
+                    result.write(self.files.folder.path)
+            return broadcast_result(result, self.runtime)
 
     def _check_processes(self) -> None:
         """Check that all processes run the same experiment with the same versions."""
