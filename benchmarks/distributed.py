@@ -102,7 +102,7 @@ def train(group: Any, model: str, rounds: int) -> dict[str, Any]:
     state = world.advance(world.init(), range(1, 2))  # compiled
     before, bound, times = (world.messenger.bytes, world.messenger.messages), 0, []
     for k in range(2, rounds + 2):
-        activity = world.batch.activity.at(k)
+        activity = world.batch.activity.starting_with(k)
         pull = activity.links.pull[k - activity.first]
         crossing = pull & (owner[network.receivers] != owner[network.senders])
         bound += 2 * int(crossing.sum()) * problem.parameters * 4

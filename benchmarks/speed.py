@@ -45,7 +45,7 @@ from rich.table import Table
 
 import spodgt
 from spodgt.algorithms.base import Algorithm, Rate, TrackingState
-from spodgt.kernels.links import BatchLinks, PlainMixing, mixing_operator, round_weights
+from spodgt.kernels.links import BatchLinks, MixingOperator
 from spodgt.participation.roles import HasRoles
 from spodgt.problems.gradients import Engine
 from spodgt.problems.gradients.linear import LinearEngine
@@ -217,8 +217,8 @@ def eager(runs: list[Run]) -> Callable[[], None]:
     g = torch.zeros_like(x)
     k = 0
 
-    push = PlainMixing(links, round_weights(batch.weights["b"], x.dtype), links.senders)
-    pull = PlainMixing(links, round_weights(batch.weights["a"], x.dtype), links.receivers)
+    push = MixingOperator(links, batch.weights["b"], links.senders, x.dtype, compiled=False)
+    pull = MixingOperator(links, batch.weights["a"], links.receivers, x.dtype, compiled=False)
 
     def round() -> None:
         nonlocal x, y, g, k
@@ -811,7 +811,7 @@ def mixing(power: dict[str, Any]) -> list[dict[str, Any]]:
             ("pull", net.a, links.receivers),
             ("push", net.b, links.senders),
         ):
-            operator = mixing_operator(links, weights, keeper, dtype=x.dtype, device=x.device)
+            operator = MixingOperator(links, weights, keeper, x.dtype)
             work = partial(operator, x, active)
             seconds, spread = best(work, repeats=3)
             share = 2 * x.numel() * 4 / seconds / (power["copy_gb_per_s"] * 1e9)

@@ -58,7 +58,7 @@ LOOPS = {  # import numba, which only those processes should load that call a lo
     "spodgt.problems.gradients.linear_model",
     "spodgt.kernels.mixing",
     "spodgt.kernels.run_program",
-    "spodgt.kernels.event_turns",
+    "spodgt.kernels.event_batches",
 }
 TABLES = {"spodgt.record.frames"}  # imports pandas, which is loaded with the first table
 FILES = sorted(path for path in SRC.rglob("*.py") if not path.name.endswith("_pb2.py"))

@@ -35,7 +35,7 @@ _LOOP_FILES = (
     "problems/gradients/linear_model.py",
     "kernels/mixing.py",
     "kernels/run_program.py",
-    "kernels/event_turns.py",
+    "kernels/event_batches.py",
 )
 _POLL = 0.1  # seconds between two checks whether numba compiles
 

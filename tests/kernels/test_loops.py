@@ -20,7 +20,7 @@ import spodgt
 from spodgt import engine, rng
 from spodgt.algorithms.base import Algorithm, TrackingState
 from spodgt.engine import cache_directory, loops_enabled, use_engine
-from spodgt.kernels.links import BatchLinks, PlainMixing, mixing_operator, round_weights
+from spodgt.kernels.links import BatchLinks, MixingOperator
 from spodgt.problems import Quadratic
 from spodgt.problems.gradients.linear import LinearEngine
 from spodgt.problems.learning import Learning
@@ -314,7 +314,7 @@ def mix(
     links: BatchLinks, x: torch.Tensor, weights: Floats, active: Bools, keepers: Ints
 ) -> torch.Tensor:
     """The mixing matrix of the active links times x."""
-    operator = mixing_operator(links, weights, keepers, dtype=x.dtype, device=x.device)
+    operator = MixingOperator(links, weights, keepers, x.dtype)
     return operator(x, active)
 
 
@@ -325,7 +325,7 @@ def test_rows_of_any_width_and_more_neighbours_than_fit_at_once_are_mixed(width:
     links = BatchLinks(1, clients, receivers, senders)
     weights, active = draws.random(len(senders)) / clients, draws.random(len(senders)) < 0.9
     x = torch.from_numpy(draws.standard_normal((clients, width)))
-    theirs = PlainMixing(links, weights, receivers)(x, active)
+    theirs = MixingOperator(links, weights, receivers, x.dtype, compiled=False)(x, active)
     for dtype, far in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
         ours = mix(links, x.to(dtype), weights, active, receivers)
         torch.testing.assert_close(ours.double(), theirs, rtol=far, atol=far)
@@ -348,7 +348,7 @@ def test_compiled_mixing_is_torchs_mixing(clients: int, runs: int, seed: int, ma
     weights, active = draws.random(len(pairs)) / clients, draws.random(len(pairs)) < 0.5
     x = torch.from_numpy(draws.standard_normal((total, 3)))
     for keeper in (receivers, senders):
-        theirs = PlainMixing(links, weights, keeper)(x, active)
+        theirs = MixingOperator(links, weights, keeper, x.dtype, compiled=False)(x, active)
         ours = mix(links, x, weights, active, keeper)
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
@@ -385,7 +385,7 @@ def test_rows_of_any_length_and_many_links_are_mixed(width: int, dtype: torch.dt
     x = torch.from_numpy(draws.standard_normal((150, width))).to(dtype)
     links = BatchLinks(1, 150, receivers, senders)
     mixed = mix(links, x, weights, active, receivers)
-    theirs = PlainMixing(links, round_weights(weights, dtype), receivers)(x, active)
+    theirs = MixingOperator(links, weights, receivers, dtype, compiled=False)(x, active)
     torch.testing.assert_close(
         mixed, theirs, rtol=0, atol=1e-5 if dtype == torch.float32 else 1e-13
     )

@@ -210,7 +210,7 @@ def sent(group: Group, name: str, rounds: int) -> dict[str, Any]:
     world = DistributedWorld(runs, group, dtype=torch.float64)
     bound, links, pairs = 0, 0, 0
     for k in range(1, rounds + 1):
-        activity = world.batch.activity.at(k)
+        activity = world.batch.activity.starting_with(k)
         up = activity.links.at(k - activity.first)
         vectors = (up.pull, up.pushing) if name not in ("dsgd", "extra") else (up.pull,)
         ends = (

@@ -112,13 +112,16 @@ def test_dense_sparse_and_compiled_mixing_agree(clients: int, runs: int, seed: i
     links = BatchLinks(runs, runs * clients, receivers, senders)
     x = torch.from_numpy(rng.standard_normal((runs * clients, 3)))
     active, weights = rng.random(len(receivers)) < 0.6, np.tile(network.b, runs)
-    operator = mixing.mixing_operator(links, weights, senders, dtype=x.dtype, device=x.device)
+    operator = mixing.MixingOperator(links, weights, senders, x.dtype)
     compiled = operator(x, active)
     with pytest.MonkeyPatch.context() as patch:
         for limit, dense in ((mixing._MAX_DENSE_CLIENTS, True), (0, False)):
             patch.setattr(mixing, "_MAX_DENSE_CLIENTS", limit)
             assert links.dense == dense
-            close(mixing.PlainMixing(links, weights, senders)(x, active), compiled)
+            close(
+                mixing.MixingOperator(links, weights, senders, x.dtype, compiled=False)(x, active),
+                compiled,
+            )
 
 
 # --- tracking --------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -57,53 +56,6 @@ class BatchLinks:
         return out
 
 
-class MixingOperator(Protocol):
-    """A mixing matrix with the entries of the active links, multiplied with stacked models.
-
-    The diagonal is one minus the entries that are used, summed by the clients that keep the rest.
-    """
-
-    def __call__(self, x: Tensor, active: Bools) -> Tensor:
-        """Multiply the matrix by x.
-
-        Args:
-            x: (clients, width).
-            active: (links,) mask of active links.
-
-        Returns:
-            (clients, width).
-        """
-        ...
-
-    def with_diagonal(self, x: Tensor, active: Bools, diagonal: Floats) -> Tensor: ...  # (clients,)
-
-
-def mixing_operator(
-    links: BatchLinks,
-    weights: Floats,
-    keepers: Ints,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> MixingOperator:
-    """The operator of some links, for many rounds: a compiled loop on a CPU, otherwise PyTorch.
-
-    Args:
-        links: of a batch.
-        weights: (links,) entries of the matrix.
-        keepers: (links,) the end of each link with the remaining weight on the diagonal:
-            `receivers` for a row-stochastic matrix, `senders` for a column-stochastic one.
-        dtype: of the models, in which weights are rounded.
-        device: of the models.
-    """
-    rounded = round_weights(weights, dtype)
-    if device.type != "cpu" or not loops_enabled():
-        return PlainMixing(links, rounded, keepers)
-    from spodgt.kernels.mixing import CompiledMixing
-
-    return CompiledMixing(links, rounded, keepers)
-
-
 def round_weights(weights: Floats, dtype: torch.dtype) -> Floats:
     """Weights in the precision of the models, so that a matrix and its diagonal fit together."""
     return torch.from_numpy(np.asarray(weights, np.float64)).to(dtype).double().numpy()
@@ -115,23 +67,73 @@ def matrix_diagonal(weights: Array, active: Bools, keepers: Ints, clients: int) 
     return np.asarray(1.0 - np.bincount(keepers, used, minlength=clients), np.float64)
 
 
-@dataclass(frozen=True, eq=False)
-class PlainMixing:
-    """The `MixingOperator` in PyTorch, on any device."""
+class MixingOperator:
+    """A mixing matrix with the entries of the active links, multiplied with stacked models.
 
-    links: BatchLinks
-    weights: Floats  # (links,)
-    keepers: Ints  # (links,)
+    The diagonal is one minus the entries that are used, summed by the clients that keep the rest.
+    A compiled loop multiplies models on a CPU, PyTorch all others; both give the same up to
+    rounding.
+
+    Args:
+        links: of a batch.
+        weights: (links,) entries of the matrix.
+        keepers: (links,) the end of each link with the remaining weight on the diagonal:
+            `receivers` for a row-stochastic matrix, `senders` for a column-stochastic one.
+        dtype: of the models, in which weights are rounded.
+        compiled: use the compiled loop where it applies.
+    """
+
+    def __init__(
+        self,
+        links: BatchLinks,
+        weights: Floats,
+        keepers: Ints,
+        dtype: torch.dtype,
+        *,
+        compiled: bool = True,
+    ) -> None:
+        self.links = links
+        self.weights = round_weights(weights, dtype)
+        self.keepers = keepers
+        self.compiled = compiled and loops_enabled()
 
     def __call__(self, x: Tensor, active: Bools) -> Tensor:
+        """Multiply the matrix by x.
+
+        Args:
+            x: (clients, width).
+            active: (links,) mask of active links.
+
+        Returns:
+            (clients, width).
+        """
         diagonal = matrix_diagonal(self.weights, active, self.keepers, self.links.clients)
         return self.with_diagonal(x, active, diagonal)
 
     def with_diagonal(self, x: Tensor, active: Bools, diagonal: Floats) -> Tensor:
         """The product with a matrix with this diagonal (clients,)."""
+        if self.compiled and x.device.type == "cpu":
+            return self._multiply_in_loop(x, active, diagonal)
         if self.links.dense:
             return self._multiply_dense(x, active, diagonal)
         return self._multiply_sparse(x, active, diagonal)
+
+    def _multiply_in_loop(self, x: Tensor, active: Bools, diagonal: Floats) -> Tensor:
+        from spodgt.kernels.mixing import mix_matrix
+
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        mix_matrix(
+            x.numpy(),
+            out.numpy(),
+            self.links.pointers,
+            self.links.senders,
+            self.weights,
+            np.ascontiguousarray(active),
+            diagonal,
+            columns_per_block(self.links.clients),
+        )
+        return out
 
     def _multiply_dense(self, x: Tensor, active: Bools, diagonal: Floats) -> Tensor:
         """One batched product of the matrices of all runs."""

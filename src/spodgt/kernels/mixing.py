@@ -1,4 +1,4 @@
-"""Compiled loops for mixing over active links; `links.PlainMixing` is the same in PyTorch.
+"""Compiled loops for mixing over active links; `links.MixingOperator` has the same in PyTorch.
 
 Arrays are flat and rows are unsigned offsets into them, for the reasons given in
 `problems.gradients.linear_model`.
@@ -7,52 +7,9 @@ Arrays are flat and rows are unsigned offsets into them, for the reasons given i
 from __future__ import annotations
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from spodgt.engine import compiled_loop
-from spodgt.kernels.links import BatchLinks, columns_per_block
 from spodgt.problems.gradients.linear_model import UINT
-from spodgt.types import Bools, Floats, Ints
-
-
-class CompiledMixing:
-    """The `links.MixingOperator` of tensors on a CPU.
-
-    Args:
-        links: of a batch.
-        weights: (links,) entries of the matrix, in the precision of the models.
-        keepers: (links,) the end of each link with the remaining weight on the diagonal.
-    """
-
-    def __init__(self, links: BatchLinks, weights: Floats, keepers: Ints) -> None:
-        self.pointers = links.pointers
-        self.senders = links.senders
-        self.weights = weights
-        self.keepers = keepers
-        self.clients = links.clients
-        self.block_columns = columns_per_block(links.clients)
-
-    def __call__(self, x: Tensor, active: Bools) -> Tensor:
-        used = np.where(active, self.weights, 0.0)
-        sent = np.bincount(self.keepers, used, minlength=self.clients)
-        return self.with_diagonal(x, active, np.asarray(1.0 - sent, np.float64))
-
-    def with_diagonal(self, x: Tensor, active: Bools, diagonal: Floats) -> Tensor:
-        """The product with a matrix with this diagonal (clients,)."""
-        x = x.contiguous()
-        out = torch.empty_like(x)
-        mix_matrix(
-            x.numpy(),
-            out.numpy(),
-            self.pointers,
-            self.senders,
-            self.weights,
-            np.ascontiguousarray(active),
-            diagonal,
-            self.block_columns,
-        )
-        return out
 
 
 @compiled_loop

@@ -23,8 +23,8 @@ from spodgt.kernels.steps import Activity
 from spodgt.participation import delay
 from spodgt.participation.roles import HasRoles, Roles
 from spodgt.problems.protocols import GradientFunction, PreparesGradients
-from spodgt.runtimes.world import Run
-from spodgt.types import ActiveLinks, Bools, Floats, Ints, Problem, Words
+from spodgt.runtimes.world import Run, RunState, with_average
+from spodgt.types import ActiveLinks, Bools, Evaluation, Floats, Ints, Problem, Words
 
 _DRAWS_AT_ONCE = 2**20
 _ROUNDS_AT_ONCE = 256
@@ -49,7 +49,7 @@ class RunBatch:
     """Some runs of one method as one; clients and links are numbered run after run.
 
     Args:
-        every: all runs.
+        all_runs: all runs of the method.
         dtype: of the models.
         device: of the models.
         runs: numbers of the runs in this batch (`live`); None: all.
@@ -57,16 +57,16 @@ class RunBatch:
 
     def __init__(
         self,
-        every: Sequence[Run],
+        all_runs: Sequence[Run],
         dtype: torch.dtype,
         device: torch.device,
         runs: Ints | None = None,
     ) -> None:
-        self.every = every
+        self.all_runs = all_runs
         self.dtype = dtype
         self.device = device
-        self.runs: Ints = np.arange(len(every)) if runs is None else runs
-        self.live = [every[run] for run in self.runs]
+        self.runs: Ints = np.arange(len(all_runs)) if runs is None else runs
+        self.live = [all_runs[run] for run in self.runs]
         self.sizes = [run.network.clients for run in self.live]  # clients of each run
         self.starts: Ints = np.cumsum([0, *self.sizes])  # first client of each run, and the end
         self.activity = ActivitySampler(self.live)
@@ -91,6 +91,12 @@ class RunBatch:
         """The problem of one run, on the device of the models."""
         problem: Problem = self.live[index].problem
         return problem.to(self.device, self.dtype)
+
+    def evaluate(self, index: int, run_state: RunState) -> Evaluation:
+        """Evaluate the models of all clients of a run and their average, in this process."""
+        models = with_average(run_state)
+        test_clients = np.append(np.arange(len(models) - 1), -1)
+        return self.problem_of(index).evaluate(models, test_clients)
 
     @cached_property
     def links(self) -> BatchLinks:
@@ -119,11 +125,11 @@ class RunBatch:
     @cached_property
     def tally_index(self) -> TallyIndex:
         """Positions of the clients and links of this batch in a tally of all runs."""
-        if len(self.runs) == len(self.every):
+        if len(self.runs) == len(self.all_runs):
             return TallyIndex(slice(None), slice(None))
-        is_live = np.isin(np.arange(len(self.every)), self.runs)
-        clients = np.repeat(is_live, [run.network.clients for run in self.every])
-        links = np.repeat(is_live, [run.network.links for run in self.every])
+        is_live = np.isin(np.arange(len(self.all_runs)), self.runs)
+        clients = np.repeat(is_live, [run.network.clients for run in self.all_runs])
+        links = np.repeat(is_live, [run.network.links for run in self.all_runs])
         return TallyIndex(np.flatnonzero(clients), np.flatnonzero(links))
 
     @cached_property
@@ -150,6 +156,15 @@ def gradient_function(problem: Problem, dtype: torch.dtype) -> GradientFunction:
     return problem.grad
 
 
+class RoundActivity(NamedTuple):
+    """Active clients and links of a batch in one round."""
+
+    computes: Bools  # (clients,)
+    pull: Bools  # (links,) links that carry models
+    push: Bools  # (links,) links that carry trackers
+    roles: Roles | None  # weights of this round, if they change between rounds
+
+
 class ActivitySampler:
     """Active clients and links of several runs, drawn many rounds at a time."""
 
@@ -158,8 +173,20 @@ class ActivitySampler:
         self.drawn: Activity | None = None
         self.drawn_rounds = range(0)
 
-    def at(self, k: int) -> Activity:
-        """Round k and some rounds after it."""
+    def round(self, k: int) -> RoundActivity:
+        """Round k alone."""
+        drawn = self.starting_with(k)
+        index = k - drawn.first
+        pull, push = drawn.links
+        return RoundActivity(
+            computes=drawn.computes[index + 1],
+            pull=pull[index],
+            push=pull[index] if push is None else push[index],
+            roles=None if drawn.roles is None else drawn.roles.at(index),
+        )
+
+    def starting_with(self, k: int) -> Activity:
+        """Rounds that were drawn at once: round k, some after it, and maybe some before it."""
         if self.drawn is None or k not in self.drawn_rounds:
             self.drawn = self._draw(k)
             self.drawn_rounds = self.drawn.rounds
@@ -169,14 +196,14 @@ class ActivitySampler:
         """These rounds, in parts that were drawn at once."""
         k = rounds.start
         while k < rounds.stop:
-            drawn = self.at(k)
+            drawn = self.starting_with(k)
             stop = min(rounds.stop, drawn.rounds.stop)
             yield drawn.part(range(k, stop))
             k = stop
 
     def costs(self, k: int) -> Floats:
         """(rounds, runs) delays of round k and of some rounds after it."""
-        activity = self.at(k)
+        activity = self.starting_with(k)
         return activity.cost[k - activity.first :]
 
     def _draw(self, k: int) -> Activity:

@@ -100,8 +100,8 @@ class HeldClients:
         index = self.batch.tally_index
         if not self.is_partial:
             return index
-        clients = np.arange(sum(run.network.clients for run in self.batch.every))
-        links = np.arange(sum(run.network.links for run in self.batch.every))
+        clients = np.arange(sum(run.network.clients for run in self.batch.all_runs))
+        links = np.arange(sum(run.network.links for run in self.batch.all_runs))
         return TallyIndex(clients[index.clients][self.clients], links[index.links][self.in_links])
 
     def column(self, values: Floats) -> Tensor:

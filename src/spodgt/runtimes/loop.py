@@ -66,7 +66,7 @@ Observe = Callable[[Snapshot, Bools, Bools], Bools]
 stopped."""
 
 STRIDE = 64  # rounds between two NaN checks, the same in every runtime
-MEETING = 16  # rounds between two synchronizations of processes, at most
+SYNCHRONIZATION_STRIDE = 16  # rounds between two synchronizations of processes, at most
 _FREE_ROUNDS = 10_000  # rounds without a delay after which a stop by delay is an error
 _OBSERVATION_SECONDS = 0.1  # between two observations, about: interrupts are handled there
 

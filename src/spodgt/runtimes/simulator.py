@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -15,7 +13,7 @@ from torch import Tensor
 
 from spodgt.algorithms.compose.codecs import Codec, IntervalQuantizer
 from spodgt.kernels.compiled_rounds import CompiledRounds
-from spodgt.kernels.links import MixingOperator, mixing_operator
+from spodgt.kernels.links import MixingOperator
 from spodgt.kernels.steps import Activity, State
 from spodgt.runtimes.batch import MixingMatrix, RunBatch
 from spodgt.runtimes.batch_round import BatchRound, RoundLinks
@@ -27,13 +25,11 @@ from spodgt.runtimes.world import (
     RunCheckpoint,
     RunState,
     SingleProcess,
+    SingleProcessRuntime,
     Snapshot,
     Tally,
-    with_average,
 )
 from spodgt.types import Bools, Evaluation, Floats, Ints
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,12 +52,11 @@ class LocalMixer:
         """The operator for rows like x, made once unless weights change between rounds."""
         operator = self.operators.get((matrix, x.dtype))
         if operator is None:
-            operator = mixing_operator(
+            operator = MixingOperator(
                 self.links.held.batch.links,
                 self.links.weights(matrix),
                 self.links.keepers(matrix),
-                dtype=x.dtype,
-                device=x.device,
+                x.dtype,
             )
             if self.links.roles is None:
                 self.operators[matrix, x.dtype] = operator
@@ -91,7 +86,10 @@ class SimulatedRounds:
 
     @cached_property
     def compiled_rounds(self) -> CompiledRounds | None:
-        """The method's rounds in compiled loops; None if they do not apply."""
+        """The method's rounds in compiled loops; None if its model is not linear, such as a CNN.
+
+        See `CompiledRounds.create` for the other conditions.
+        """
         if not self.compiled or self.statistics.columns:
             return None  # only the calls of `step` exchange statistics
         return CompiledRounds.create(self.held.algorithm, self.held.batch)
@@ -105,7 +103,8 @@ class SimulatedRounds:
             if after is None:
                 state = self._advance_by_step(state, activity.rounds)
             else:
-                self._count(activity, state[0].element_size(), self.compiled_rounds)
+                sizes = self.compiled_rounds.message_sizes
+                self._count_compiled(activity, sizes, state[0].element_size())
                 state = after
         return state
 
@@ -116,22 +115,22 @@ class SimulatedRounds:
 
     def start(self, k: int) -> BatchRound:
         """Round k."""
-        activity = self.held.batch.activity.at(k)
-        index = k - activity.first
-        pull, push = activity.links
-        links = RoundLinks(
-            self.held,
-            pull=pull[index],
-            push=pull[index] if push is None else push[index],
-            roles=None if activity.roles is None else activity.roles.at(index),
-            tally=self.tally,
-        )
+        now = self.held.batch.activity.round(k)
+        links = RoundLinks(self.held, now.pull, now.push, now.roles, self.tally)
         mixer = LocalMixer(links, self.operators)
-        return BatchRound(k, links, mixer, activity.computes[index + 1], self.statistics)
+        return BatchRound(k, links, mixer, now.computes, self.statistics)
 
-    def _count(self, activity: Activity, item: int, rounds: CompiledRounds) -> None:
-        """Count compiled rounds; models and trackers share a message."""
-        pulled, pushed = rounds.message_sizes
+    def _count_compiled(
+        self, activity: Activity, message_sizes: tuple[int, int], item_bytes: int
+    ) -> None:
+        """Count gradients and messages of compiled rounds; models and trackers share a message.
+
+        Args:
+            activity: the rounds.
+            message_sizes: numbers that a link carries by pull or gossip, and by push.
+            item_bytes: bytes of a number.
+        """
+        pulled, pushed = message_sizes
         pull = activity.links.pull.sum(0)
         push = activity.links.pushing.sum(0)
         messages = pull if pulled else push
@@ -140,14 +139,14 @@ class SimulatedRounds:
         index = self.held.tally_index
         self.tally.gradients[index.clients] += activity.computes[1:].sum(0)
         self.tally.messages[index.links] += messages
-        self.tally.bytes[index.links] += pull * (pulled * item) + push * (pushed * item)
+        self.tally.bytes[index.links] += (pull * pulled + push * pushed) * item_bytes
 
 
 class Simulation:
     """The simulator's `World`: runs side by side on one device.
 
     Args:
-        every: all runs of the batch.
+        all_runs: all runs of the method, also those that are finished.
         dtype: of the models.
         device: of the models.
         runs: numbers of the runs that are not finished; None: all.
@@ -158,7 +157,7 @@ class Simulation:
 
     def __init__(
         self,
-        every: Sequence[Run],
+        all_runs: Sequence[Run],
         *,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
@@ -167,12 +166,12 @@ class Simulation:
         statistics: Tensor | None = None,
         compiled: bool = True,
     ) -> None:
-        self.batch = RunBatch(every, dtype, torch.device(device), runs)
+        self.batch = RunBatch(all_runs, dtype, torch.device(device), runs)
         self.runs = self.batch.runs
         self.held = HeldClients(self.batch)
         self.sizes = self.held.sizes
         self.communicator = SingleProcess()
-        self.counts = Tally.zeros(every) if tally is None else tally
+        self.counts = Tally.zeros(all_runs) if tally is None else tally
         self.statistics = ClientStatistics.initial(self.held, statistics)
         self.rounds = SimulatedRounds(self.held, self.counts, self.statistics, compiled)
         self.exchanges = LastExchanges(self.held)
@@ -192,7 +191,7 @@ class Simulation:
 
     def select_runs(self, selected: Bools, state: State) -> tuple[Simulation, State]:
         world = Simulation(
-            self.batch.every,
+            self.batch.all_runs,
             dtype=self.batch.dtype,
             device=self.batch.device,
             runs=self.runs[selected],
@@ -216,14 +215,14 @@ class Simulation:
 
     def evaluate(self, state: State, index: int, run_state: RunState | None) -> Evaluation | None:
         assert run_state is not None
-        return evaluate_run(self.batch, index, run_state)
+        return self.batch.evaluate(index, run_state)
 
     def in_flight_state(self, index: int) -> dict[str, Tensor]:
         """No message is in flight between two rounds."""
         return {}
 
     def counters(self, index: int) -> dict[str, float]:
-        counts = self.counts.of_run(self.batch.every, int(self.runs[index]))
+        counts = self.counts.of_run(self.batch.all_runs, int(self.runs[index]))
         return {"bytes": float(counts.bytes.sum())}
 
     def tally(self) -> Tally:
@@ -233,35 +232,8 @@ class Simulation:
         """There is no communication to wait for."""
 
 
-def evaluate_run(batch: RunBatch, index: int, run_state: RunState) -> Evaluation:
-    """Evaluate the models of all clients of a run and their average, in this process."""
-    models = with_average(run_state)
-    test_clients = np.append(np.arange(len(models) - 1), -1)
-    return batch.problem_of(index).evaluate(models, test_clients)
-
-
-class OneProcess:
-    """Base of runtimes in one process: there is nothing to coordinate."""
-
-    is_main = True
-    processes = 1
-    restarted = False
-
-    def running(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def check_equal(self, settings: Mapping[str, str]) -> None:
-        """There is only one process."""
-
-    def broadcast_from_main(self, action: Callable[[], T]) -> T:
-        return action()
-
-    def broadcast_bytes(self, data: Callable[[], bytes]) -> bytes:
-        return data()
-
-
 @dataclass(frozen=True)
-class Simulator(OneProcess):
+class Simulator(SingleProcessRuntime):
     """The runtime of the simulator."""
 
     device: torch.device
@@ -285,11 +257,11 @@ class Simulator(OneProcess):
             tally=joined.counts,
             statistics=joined.statistics.to(self.device),
         )
-        state_type = self.world(runs[:1], dtype).init()
+        like = self.world(runs[:1], dtype).init()  # a state of the right type
         if joined.exchanged is not None:
             x = joined.exchanged.x.to(self.device)
             statistics = joined.exchanged.statistics.to(self.device)
             world.exchanges.restore(joined.k, x, statistics)
         names = world.held.algorithm.traits.state
-        state = joined.to_state(state_type, names, self.device)
+        state = joined.to_state(like, names, self.device)
         return Snapshot(joined.k, joined.delay, world, state)

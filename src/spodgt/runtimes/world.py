@@ -9,7 +9,7 @@ process (rank 0) records.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -291,6 +291,26 @@ class Runtime(Protocol):
             checkpoints: by the number of the run; None except on the main process.
         """
         ...
+
+
+class SingleProcessRuntime:
+    """Base of runtimes in one process: there is nothing to coordinate."""
+
+    is_main = True
+    processes = 1
+    restarted = False
+
+    def running(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def check_equal(self, settings: Mapping[str, str]) -> None:
+        """There is only one process."""
+
+    def broadcast_from_main(self, action: Callable[[], T]) -> T:
+        return action()
+
+    def broadcast_bytes(self, data: Callable[[], bytes]) -> bytes:
+        return data()
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,18 @@ from typing import Any
 from spodgt.record.record import Diverged, Stopped
 from spodgt.record.run_folder import parquet
 from spodgt.runtimes.world import Runtime
-from spodgt.training.comparison import Comparison
 from spodgt.training.result import Result
 
 
-def broadcast_result(comparison: Comparison, runtime: Runtime) -> Result:
-    """The result of the process that records, in all processes."""
+def broadcast_result(result: Result, runtime: Runtime) -> Result:
+    """The result of the process that records, in all processes.
+
+    Args:
+        result: of this process; without evaluations if it does not record.
+        runtime: of all processes.
+    """
     import pandas as pd
 
-    result = comparison.result()
     if runtime.processes == 1:
         return result
     own_facts = {

@@ -26,7 +26,7 @@ class CheckpointCapture:
     runs: Sequence[Run]
     with_messages: bool
 
-    def all_runs(self, snapshot: Snapshot) -> dict[int, RunCheckpoint]:
+    def capture_all(self, snapshot: Snapshot) -> dict[int, RunCheckpoint]:
         """The checkpoints of all runs of the batch; empty on processes that do not record."""
         everything = np.ones(len(snapshot.world.runs), bool)
         states = gather_states(snapshot, everything)
@@ -39,10 +39,10 @@ class CheckpointCapture:
         for index, state in states.items():
             run = int(snapshot.world.runs[index])
             exchanged = exchanged_states.get(index)
-            checkpoints[run] = self.run(snapshot, index, state, exchanged, counts)
+            checkpoints[run] = self.capture_run(snapshot, index, state, exchanged, counts)
         return checkpoints
 
-    def run(
+    def capture_run(
         self,
         snapshot: Snapshot,
         index: int,
@@ -107,7 +107,7 @@ class CheckpointSaver:
     def save(self, snapshot: Snapshot) -> None:
         """Write the checkpoints of all runs of the batch; collective."""
         self.wait()
-        checkpoints = self.capture.all_runs(snapshot)
+        checkpoints = self.capture.capture_all(snapshot)
         if self.write is not None and self.records:
             self.write(checkpoints)
         self.saved_at = time.monotonic()
@@ -116,7 +116,7 @@ class CheckpointSaver:
         """Write and keep the checkpoints of all runs, and close the world; collective."""
         if self.write is not None:
             self.wait()
-            for run, checkpoint in self.capture.all_runs(snapshot).items():
+            for run, checkpoint in self.capture.capture_all(snapshot).items():
                 self.log.checkpoints[run] = to_cpu(checkpoint, copy=False)
             if self.records:
                 self.write({})

@@ -144,7 +144,7 @@ class MethodLog:
 
     # --- files -----------------------------------------------------------------------------------
     def to_file(
-        self, notes: Mapping[str, Any], running: Mapping[int, RunCheckpoint] | None = None
+        self, notes: Mapping[str, object], running: Mapping[int, RunCheckpoint] | None = None
     ) -> CheckpointFile:
         """The log as a file.
 

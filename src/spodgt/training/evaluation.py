@@ -77,7 +77,7 @@ class RunEvaluator:
         world = snapshot.world
         run = int(world.runs[index])
         problem = self.runs[run].problem.to(self.settings.device, self.settings.dtype)
-        costs = _costs(snapshot, index)
+        costs = _round_and_counters(snapshot, index)
         task = EvaluationTask(
             world=world,
             state=snapshot.state,
@@ -95,7 +95,7 @@ class RunEvaluator:
 
     def record_costs(self, snapshot: Snapshot, index: int) -> None:
         """Record the round and costs of a run without metrics; collective."""
-        costs = _costs(snapshot, index)
+        costs = _round_and_counters(snapshot, index)
         if self.records:
             self._record(int(snapshot.world.runs[index]), costs)
 
@@ -213,7 +213,7 @@ def _copy_state(run_state: RunState) -> RunState:
     return run_state._replace(state=rebuild(run_state.state, copies), statistics=statistics)
 
 
-def _costs(snapshot: Snapshot, index: int) -> dict[str, float]:
+def _round_and_counters(snapshot: Snapshot, index: int) -> dict[str, float]:
     """Round, delay and counters of one run; collective."""
     counters = snapshot.world.counters(index)
     return {"round": snapshot.k, "delay": float(snapshot.delay[index]), **counters}

@@ -17,7 +17,13 @@ import torch
 from spodgt.experiment.toml import checksum
 from spodgt.record.record import versions
 from spodgt.record.run_folder import write
-from spodgt.runtimes.loop import MEETING, STRIDE, EvaluationSchedule, begin, run_rounds
+from spodgt.runtimes.loop import (
+    STRIDE,
+    SYNCHRONIZATION_STRIDE,
+    EvaluationSchedule,
+    begin,
+    run_rounds,
+)
 from spodgt.runtimes.world import Runtime, Snapshot
 from spodgt.training.broadcast import broadcast_result
 from spodgt.training.comparison import Comparison
@@ -67,7 +73,7 @@ class Executor:
             )
             if self.files.folder is None:  # Ctrl-C is handled by the caller
                 self._run_methods(pending)
-                return broadcast_result(self.comparison, self.runtime)
+                return broadcast_result(self.comparison.result(), self.runtime)
             with self.interrupt.installed():
                 try:
                     self._run_methods(pending)
@@ -77,9 +83,10 @@ class Executor:
                     if self.runtime.is_main:
                         self.files.write_partial_result()
                     raise
+                result = self.comparison.result()
                 if self.runtime.is_main:
-                    self.comparison.result().write(self.files.folder.path)
-            return broadcast_result(self.comparison, self.runtime)
+                    result.write(self.files.folder.path)
+            return broadcast_result(result, self.runtime)
 
     def _check_processes(self) -> None:
         """Check that all processes run the same experiment with the same versions."""
@@ -143,7 +150,7 @@ class Executor:
         )
         for group in groups:
             start = self._start(label, ResumeGroup(*group))
-            stride = STRIDE if start.world.communicator.size == 1 else MEETING
+            stride = STRIDE if start.world.communicator.size == 1 else SYNCHRONIZATION_STRIDE
             if self.settings.keep_states:
                 stride = 1
             end = run_rounds(start, self.settings.stop, self.settings.schedule, observer, stride)

@@ -16,7 +16,7 @@ import torch
 from spodgt._util.deprecation import RenamedKey
 from spodgt.errors import Failed
 from spodgt.kernels.steps import State, rebuild
-from spodgt.runtimes.loop import MEETING, STRIDE, Stop
+from spodgt.runtimes.loop import STRIDE, SYNCHRONIZATION_STRIDE, Stop
 from spodgt.runtimes.world import (
     Run,
     RunCheckpoint,
@@ -187,7 +187,7 @@ class Observer:
             if index not in states:
                 continue
             run = int(snapshot.world.runs[index])
-            checkpoint = self.saver.capture.run(
+            checkpoint = self.saver.capture.capture_run(
                 snapshot, index, states[index], exchanged_states.get(index), counts
             )
             self.log.finish_run(
@@ -377,6 +377,6 @@ def _find_infinite(snapshot: Snapshot, is_checked: Bools) -> Bools:
 
 def _is_synchronization_round(snapshot: Snapshot, evaluation_due: Bools, keep_states: bool) -> bool:
     """Whether processes communicate after this round; the same answer in every process."""
-    if snapshot.world.communicator.size == 1 or snapshot.k % MEETING == 0:
+    if snapshot.world.communicator.size == 1 or snapshot.k % SYNCHRONIZATION_STRIDE == 0:
         return True
     return bool(evaluation_due.any()) or keep_states

@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 import torch.multiprocessing as mp
@@ -406,7 +406,7 @@ class Worker:
     runtime: Runtime
     interrupt: Interrupt
     labels: Sequence[str]
-    notes: Mapping[str, Any] | None  # facts for checkpoints; None: the run is not saved
+    notes: Mapping[str, object] | None  # facts for checkpoints; None: the run is not saved
     connection: Connection
 
     def main(self, pipes: Sequence[Connection]) -> None:
@@ -472,7 +472,7 @@ class Worker:
         file = self.log.to_file(self.notes or {}, checkpoints)
         self._send(_CHECKPOINT, file.to_bytes())
 
-    def _send_json(self, kind: bytes, value: Mapping[str, Any]) -> None:
+    def _send_json(self, kind: bytes, value: Mapping[str, object]) -> None:
         self._send(kind, json.dumps(value, default=float).encode())
 
     def _send(self, kind: bytes, data: bytes) -> None:

@@ -15,9 +15,9 @@ from torch import Tensor
 from spodgt.errors import InvalidInput
 from spodgt.kernels.links import (
     BatchLinks,
+    MixingOperator,
     add_rows,
     matrix_diagonal,
-    mixing_operator,
     round_weights,
 )
 from spodgt.problems.protocols import HasBatches
@@ -150,12 +150,8 @@ class ClientBlock:
         # The diagonal of the whole matrix: it depends on the links to other processes, too.
         diagonal = matrix_diagonal(rounded, active, keepers, len(self.owner))[self.clients]
         links = self.inner_links
-        operator = mixing_operator(
-            self.inner_mixing,
-            rounded[links],
-            self.row[keepers[links]],
-            dtype=x.dtype,
-            device=x.device,
+        operator = MixingOperator(
+            self.inner_mixing, rounded[links], self.row[keepers[links]], x.dtype
         )
         return operator.with_diagonal(x, active[links], diagonal)
 

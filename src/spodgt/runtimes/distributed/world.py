@@ -26,7 +26,7 @@ from spodgt.runtimes.distributed.process_group import Group
 from spodgt.runtimes.held_clients import ClientStatistics, HeldClients
 from spodgt.runtimes.last_exchange import LastExchanges
 from spodgt.runtimes.world import Run, RunState, Tally, with_average
-from spodgt.types import Bools, Evaluation, Floats, Ints, Problem
+from spodgt.types import ActiveLinks, Bools, Evaluation, Floats, Ints, Problem
 
 
 @dataclass(eq=False)
@@ -66,17 +66,14 @@ class DistributedRounds:
     def start(self, k: int, messages: RoundMessages) -> BatchRound:
         """Round k."""
         self.messenger.group.k = k
-        activity = self.held.batch.activity.at(k)
-        index = k - activity.first
-        roles = None if activity.roles is None else activity.roles.at(index)
-        active = activity.links.at(index)
-        links = RoundLinks(self.held, active.pull, active.pushing, roles, self.tally)
+        now = self.held.batch.activity.round(k)
+        links = RoundLinks(self.held, now.pull, now.push, now.roles, self.tally)
         mixer = MessageMixer(links, self.block, messages, partial(self._messages, k + 1))
-        return BatchRound(k, links, mixer, activity.computes[index + 1], self.statistics)
+        return BatchRound(k, links, mixer, now.computes, self.statistics)
 
     def _messages(self, k: int) -> RoundMessages:
-        activity = self.held.batch.activity.at(k)
-        active = activity.links.at(k - activity.first)
+        now = self.held.batch.activity.round(k)
+        active = ActiveLinks(now.pull, now.push)
         return RoundMessages(k, active, self.block, self.messenger, self.fields)
 
 
@@ -84,7 +81,7 @@ class DistributedWorld:
     """The `World` of one process: its block of clients of several runs.
 
     Args:
-        every: all runs of the batch.
+        all_runs: all runs of the method, also those that are finished.
         group: the processes.
         dtype: of the models.
         runs: numbers of the runs that are not finished; None: all.
@@ -98,7 +95,7 @@ class DistributedWorld:
 
     def __init__(
         self,
-        every: Sequence[Run],
+        all_runs: Sequence[Run],
         group: Group,
         *,
         dtype: torch.dtype = torch.float32,
@@ -107,10 +104,10 @@ class DistributedWorld:
         messenger: Messenger | None = None,
         statistics: Tensor | None = None,
     ) -> None:
-        refuse_statistics(every[0].problem, "the distributed runtime")
+        refuse_statistics(all_runs[0].problem, "the distributed runtime")
         self.communicator = group
         self.messenger = messenger or Messenger(group)
-        self.batch = RunBatch(every, dtype, group.device, runs)
+        self.batch = RunBatch(all_runs, dtype, group.device, runs)
         self.runs = self.batch.runs
         owners = []
         for run in self.batch.live:
@@ -119,7 +116,7 @@ class DistributedWorld:
         self.block = ClientBlock(group.rank, np.concatenate(owners), links.receivers, links.senders)
         self.held = HeldClients(self.batch, self.block.clients, self.block.in_links)
         self.sizes = self.held.sizes
-        self.counts = Tally.zeros(every) if tally is None else tally  # of this process
+        self.counts = Tally.zeros(all_runs) if tally is None else tally  # of this process
         self.statistics = ClientStatistics.initial(self.held, statistics)
         self.rounds = DistributedRounds(
             self.held, self.block, self.messenger, self.counts, self.statistics
@@ -140,7 +137,7 @@ class DistributedWorld:
     def select_runs(self, selected: Bools, state: State) -> tuple[DistributedWorld, State]:
         self.messenger.drain()
         world = DistributedWorld(
-            self.batch.every,
+            self.batch.all_runs,
             self.communicator,
             dtype=self.batch.dtype,
             runs=self.runs[selected],
@@ -210,7 +207,7 @@ class DistributedWorld:
 
     def counters(self, index: int) -> dict[str, float]:
         """Collective: the bytes of all processes."""
-        counts = self.tally().of_run(self.batch.every, int(self.runs[index]))
+        counts = self.tally().of_run(self.batch.all_runs, int(self.runs[index]))
         return {"bytes": float(counts.bytes.sum())}
 
     def tally(self) -> Tally:

@@ -1,4 +1,4 @@
-"""Batches of activations as flat arrays for the compiled loops of `kernels.event_turns`."""
+"""Batches of activations as flat arrays for the compiled loops of `kernels.event_batches`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradient tracking with constant step sizes, computed by the loops of `kernels.event_turns`."""
+"""Gradient tracking with constant step sizes, computed by the loops of `kernels.event_batches`."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class CompiledTracking:
         """Compute consecutive batches, in place."""
         if not batches:
             return
-        from spodgt.kernels.event_turns import exchange_turns
+        from spodgt.kernels.event_batches import exchange_batch
 
         context = self.context
         arrays = to_arrays(
@@ -81,7 +81,7 @@ class CompiledTracking:
             self._advance_linear(inputs, self.linear_data, weights)
         else:
             for number in range(len(batches)):
-                exchange_turns(*inputs, number)
+                exchange_batch(*inputs, number)
                 first, end = arrays.offsets.gradients[number : number + 2].tolist()
                 order = first + np.argsort(arrays.gradients.client[first:end])
                 if len(order):
@@ -92,7 +92,7 @@ class CompiledTracking:
         self._count(arrays, state[0])
 
     def _loop_inputs(self, state: State, arrays: BatchArrays) -> tuple[object, ...]:
-        """The arguments of `exchange_turns`, except the number of the batch."""
+        """The arguments of `exchange_batch`, except the number of the batch."""
         x, y, g = state
         pool = self.context.pool
         pool.push_calls = [0]
@@ -113,14 +113,14 @@ class CompiledTracking:
         self, inputs: tuple[object, ...], linear: LinearMinibatches, weights: Floats
     ) -> None:
         """All batches in one loop, with the gradients of a linear model."""
-        from spodgt.kernels.event_turns import advance_turns
+        from spodgt.kernels.event_batches import advance_batches
         from spodgt.problems.gradients.linear_model import Scratch, chunk_length, padded_stride
 
         dtype = torch.empty(0, dtype=self.context.dtype).numpy().dtype
         stride = padded_stride(linear.data, dtype)
         scratch = Scratch.create(linear.data, linear.size, dtype)
         chunk = chunk_length(stride, linear.size)
-        advance_turns(*inputs, linear.data, stride, (linear.size, chunk), weights, scratch)
+        advance_batches(*inputs, linear.data, stride, (linear.size, chunk), weights, scratch)
 
     def _replace_gradients(
         self, state: State, minibatches: Minibatches, gradient_weights: Floats

@@ -153,7 +153,7 @@ class EventExecutor:
         self.first_tick = 1  # number of the first of them
         self.done = 0  # number of the last tick computed
         self.last_exchange: ClientExchanges | None = None  # if the method has local steps
-        self.window_start = self._pack_schedule()
+        self.schedule_at_window_start = self._pack_schedule()
 
     # --- ticks -----------------------------------------------------------------------------------
     def costs(self, k: int) -> list[float]:
@@ -165,7 +165,7 @@ class EventExecutor:
     def _next_window(self) -> None:
         """Schedule the next ticks; all before have been computed."""
         self.first_tick = self.schedule.tick + 1
-        self.window_start = self._pack_schedule()
+        self.schedule_at_window_start = self._pack_schedule()
         self.context.pool.reset_slots(self.schedule.links)
         self.ticks = self.schedule.next_window()
 
@@ -223,7 +223,7 @@ class EventExecutor:
     def pack(self) -> dict[str, Tensor]:
         """What is needed to resume, besides the state: the start of the window and the pool."""
         tensors = self.context.pool.pack()
-        for name, tensor in self.window_start.items():
+        for name, tensor in self.schedule_at_window_start.items():
             tensors[f"plan/{name}"] = tensor
         tensors["numbers"] = torch.tensor([self.done, *self.context.pool.push_calls])
         return tensors

@@ -21,13 +21,13 @@ from spodgt.runtimes.batch import RunBatch
 from spodgt.runtimes.events.durations import Time
 from spodgt.runtimes.events.executor import EventExecutor
 from spodgt.runtimes.held_clients import ClientStatistics, HeldClients, run_states
-from spodgt.runtimes.simulator import OneProcess, evaluate_run
 from spodgt.runtimes.world import (
     CheckpointBatch,
     Run,
     RunCheckpoint,
     RunState,
     SingleProcess,
+    SingleProcessRuntime,
     Snapshot,
     Tally,
 )
@@ -38,7 +38,7 @@ class EventWorld:
     """Runs in virtual time, one after the other.
 
     Args:
-        every: all runs of the batch.
+        all_runs: all runs of the method, also those that are finished.
         time: the durations of gradients and messages.
         dtype: of the models.
         device: of the models.
@@ -51,7 +51,7 @@ class EventWorld:
 
     def __init__(
         self,
-        every: Sequence[Run],
+        all_runs: Sequence[Run],
         time: Time,
         *,
         dtype: torch.dtype = torch.float32,
@@ -63,12 +63,12 @@ class EventWorld:
         compiled: bool = True,
     ) -> None:
         self.time = time
-        self.batch = RunBatch(every, dtype, torch.device(device), runs)
+        self.batch = RunBatch(all_runs, dtype, torch.device(device), runs)
         self.runs = self.batch.runs
         self.held = HeldClients(self.batch)
         self.sizes = self.held.sizes
         self.communicator = SingleProcess()
-        self.counts = Tally.zeros(every) if tally is None else tally
+        self.counts = Tally.zeros(all_runs) if tally is None else tally
         self.statistics = ClientStatistics.initial(self.held, statistics).values
         self.compiled = compiled
         if executors is None:
@@ -106,7 +106,7 @@ class EventWorld:
 
     def select_runs(self, selected: Bools, state: State) -> tuple[EventWorld, State]:
         world = EventWorld(
-            self.batch.every,
+            self.batch.all_runs,
             self.time,
             dtype=self.batch.dtype,
             device=self.batch.device,
@@ -145,7 +145,7 @@ class EventWorld:
 
     def evaluate(self, state: State, index: int, run_state: RunState | None) -> Evaluation | None:
         assert run_state is not None
-        return evaluate_run(self.batch, index, run_state)
+        return self.batch.evaluate(index, run_state)
 
     def in_flight_state(self, index: int) -> dict[str, Tensor]:
         return self.executors[index].pack()
@@ -164,14 +164,14 @@ class EventWorld:
 
 def _create_executor(world: EventWorld, number: int) -> EventExecutor:
     batch = world.batch
-    counts = world.counts.of_run(batch.every, number)
+    counts = world.counts.of_run(batch.all_runs, number)
     compiled = world.compiled and not world.statistics.shape[1]
-    run = batch.every[number]
+    run = batch.all_runs[number]
     return EventExecutor(run, world.time, batch.dtype, batch.device, counts, compiled)
 
 
 @dataclass(frozen=True)
-class EventRuntime(OneProcess):
+class EventRuntime(SingleProcessRuntime):
     """The runtime of virtual time, in one process."""
 
     device: torch.device

@@ -18,14 +18,14 @@ _BLOCK_SIZE = 2**18  # numbers of the scratch memory of a batch, about
 
 
 @compiled_loop
-def advance_turns(state, pools, arrays, inbox, rule, data, stride, batch, weights, scratch):  # type: ignore[no-untyped-def]
+def advance_batches(state, pools, arrays, inbox, rule, data, stride, minibatch, weights, scratch):  # type: ignore[no-untyped-def]
     """Run all batches of some arrays, with the gradients of a linear model.
 
     Args:
-        state, pools, arrays, inbox, rule: As for `exchange_turns`.
+        state, pools, arrays, inbox, rule: As for `exchange_batch`.
         data: A `LinearData`.
         stride: Of padded rows.
-        batch: (samples of a mini-batch, its `chunk_length`).
+        minibatch: (samples of a mini-batch, its `chunk_length`).
         weights: (gradients,) factor of each gradient.
         scratch: A `Scratch`.
     """
@@ -35,13 +35,13 @@ def advance_turns(state, pools, arrays, inbox, rule, data, stride, batch, weight
     gradients = g.reshape(-1)
     gradient = np.empty(x.shape[1], x.dtype)
     zero = UINT(0)
-    for turn in range(len(arrays.offsets.clients) - 1):
-        exchange_turns(state, pools, arrays, inbox, rule, turn)
-        for n in range(arrays.offsets.gradients[turn], arrays.offsets.gradients[turn + 1]):
+    for batch in range(len(arrays.offsets.clients) - 1):
+        exchange_batch(state, pools, arrays, inbox, rule, batch)
+        for n in range(arrays.offsets.gradients[batch], arrays.offsets.gradients[batch + 1]):
             client = arrays.gradients.client[n]
             at = UINT(client) * UINT(x.shape[1])
             copy_padded(models, at, scratch.model, zero, data, UINT(stride), False)
-            draw = client, arrays.gradients.key[n], client, 0, batch[0], batch[1]
+            draw = client, arrays.gradients.key[n], client, 0, minibatch[0], minibatch[1]
             minibatch_gradient(
                 scratch.model, zero, scratch.gradient, data, UINT(stride), draw, scratch
             )
@@ -50,7 +50,7 @@ def advance_turns(state, pools, arrays, inbox, rule, data, stride, batch, weight
 
 
 @compiled_loop
-def exchange_turns(state, pools, arrays, inbox, rule, batch):  # type: ignore[no-untyped-def]
+def exchange_batch(state, pools, arrays, inbox, rule, batch):  # type: ignore[no-untyped-def]
     """Run the exchange of one batch, one block of columns after the other.
 
     Args:
