@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -158,18 +159,20 @@ def test_commands_of_peers_name_the_script(tmp_path: Path, cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"block_steps": 0}, "block_steps must be positive, got 0; use block_steps=50"),
+        ({"block_steps": 0}, "block_steps must be a positive number, got 0; use block_steps=50"),
         ({"block_steps": 2.5}, r"block_steps must be an integer, got 2\.5"),
-        ({"block_seconds": -1.0}, "block_seconds must be positive"),
-        ({"max_silent_blocks": "10"}, "max_silent_blocks must be positive, got '10'"),
-        ({"linger_seconds": None}, "linger_seconds must be positive, got None"),
+        ({"block_seconds": -1.0}, "block_seconds must be a positive number"),
+        ({"max_silent_blocks": "10"}, "max_silent_blocks must be a positive number, got '10'"),
+        ({"linger_seconds": None}, "linger_seconds must be a positive number, got None"),
         ({"alpha": 0}, r"alpha must be in \(0, 1\], got 0; use alpha=1.0"),
-        ({"weight": float("nan")}, "weight must be positive, got nan"),
-        ({"max_norm": 0.0}, r"max_norm must be positive, got 0\.0"),
-        ({"weight": "2"}, "weight must be positive, got '2'"),
+        ({"weight": float("nan")}, "weight must be a positive number, got nan"),
+        ({"max_norm": 0.0}, r"max_norm must be a positive number, got 0\.0"),
+        ({"weight": "2"}, "weight must be a positive number, got '2'"),
         ({"weight": float("inf")}, "weight must be finite, got inf"),
         ({"block_steps": float("inf")}, "block_steps must be an integer, got inf"),
         ({"scheduler": "cosine"}, r"scheduler must have state_dict\(\).*, got str"),
+        ({"block_steps": True}, "block_steps must be a positive number, got True"),
+        ({"alpha": True}, r"alpha must be in \(0, 1\], got True"),
         ({"initial": "mine"}, "initial must be 'first' or 'own', got 'mine'"),
         ({"durability": "none"}, "durability must be 'power' or 'process', got 'none'"),
     ],
@@ -178,6 +181,45 @@ def test_options_are_checked(tmp_path: Path, options: dict[str, Any], text: str)
     model = network()
     with pytest.raises(InvalidInput, match=text):
         join(tmp_path, model, sgd(model), **options)
+
+
+def test_numbers_of_numpy_are_options(tmp_path: Path) -> None:
+    model = network()
+    numbers: dict[str, Any] = {"block_steps": np.int64(3), "alpha": np.float32(0.5)}
+    site = join(tmp_path, model, sgd(model), **numbers)
+    assert site.options.block_steps == 3
+
+
+@pytest.mark.parametrize("folder", [None, 3])
+def test_folder_that_is_no_path_is_refused(folder: Any) -> None:
+    model = network()
+    with pytest.raises(InvalidInput, match=r"folder must be a path, got .*; give the folder of"):
+        join(folder, model, sgd(model))
+
+
+def test_join_that_is_repeated_without_with_replaces_the_first(folder: Path) -> None:
+    """As in a notebook, where a cell is run again."""
+    model = network()
+    optimizer = sgd(model)
+    alone(folder, model, optimizer)
+    site = alone(folder, model, optimizer)
+    with pytest.raises(Failed, match="inside the with block"):
+        train(model, optimizer, 1)
+    with site:
+        train(model, optimizer, 2)
+    assert len(optimizer._optimizer_step_pre_hooks) == 0
+    check_nothing_is_lost(folder, 2)
+
+
+def test_with_block_may_be_entered_again(folder: Path) -> None:
+    model = network()
+    optimizer = sgd(model)
+    site = alone(folder, model, optimizer)
+    for _ in range(2):
+        with site:
+            train(model, optimizer, 2)
+    assert site.steps == 4
+    check_nothing_is_lost(folder, 4)
 
 
 def test_second_join_in_one_folder_is_refused_and_the_first_continues(folder: Path) -> None:
@@ -214,6 +256,34 @@ def test_step_that_is_never_called_is_reported(folder: Path) -> None:
     ):
         pass
     assert committed_steps(folder) == 0
+
+
+def test_steps_without_a_gradient_are_reported(folder: Path) -> None:
+    """As when gradients are cleared before the step, or belong to another copy of the model."""
+    model = network()
+    optimizer = sgd(model)
+
+    def script() -> None:
+        with alone(folder, model, optimizer):
+            for _ in range(3):
+                torch.autograd.backward(model(torch.ones(2, 3)).sum())
+                optimizer.zero_grad()
+                optimizer.step()
+
+    with pytest.warns(UserWarning, match=r"3 steps had no gradient.*call loss\.backward"):
+        script()
+    assert committed_steps(folder) == 0
+
+
+def test_score_that_is_no_number_is_refused(folder: Path) -> None:
+    model = network()
+    optimizer = sgd(model)
+    with alone(folder, model, optimizer) as site:
+        train(model, optimizer, 2)
+        with pytest.raises(InvalidInput, match=r"loss must be a number, got 'low'; pass for exa"):
+            site.report(loss="low")  # type: ignore[arg-type]
+        site.report(loss=torch.tensor(1.0))  # type: ignore[arg-type]
+    check_nothing_is_lost(folder, 2)
 
 
 def test_methods_need_the_with_block(folder: Path) -> None:

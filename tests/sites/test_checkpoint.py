@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import errno
 import os
+import random
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,43 @@ def test_damaged_file_is_not_used(tmp_path: Path, content: bytes) -> None:
     assert "cannot be read" in script.texts[0]
 
 
+def test_flipped_bits_in_the_header_are_found(tmp_path: Path) -> None:
+    """The header holds rates and schedules; whatever bit is wrong, training begins."""
+    script = Script(tmp_path, torch.optim.AdamW, lr=0.1)
+    script.train()
+    script.checkpoint.save()
+    content = (tmp_path / checkpoint.FILE).read_bytes()
+    header_end = 8 + int.from_bytes(content[:8], "little")
+    draw = random.Random(0)
+    for _ in range(200):
+        damaged = bytearray(content)
+        damaged[draw.randrange(header_end)] ^= 1 << draw.randrange(8)
+        (tmp_path / checkpoint.FILE).write_bytes(damaged)
+        again = Script(tmp_path, torch.optim.AdamW, lr=0.1)
+        again.restore()
+        again.train(1)
+        if "cannot be read" not in "".join(again.texts):
+            assert same(again.optimizer.state_dict()["param_groups"][0]["betas"], (0.9, 0.999))
+
+
+def test_moments_of_parameters_in_another_order_are_not_used(tmp_path: Path) -> None:
+    """torch assigns moments by position; of another shape they would end every later step."""
+    model = nn.Linear(3, 2)
+    texts: list[str] = []
+    for parameters in ([model.weight, model.bias], [model.bias, model.weight]):
+        optimizer = torch.optim.AdamW(parameters, lr=0.1)
+        saved_objects = {"optimizer": optimizer}
+        copies = Checkpoint(tmp_path, saved_objects, lambda _, text: texts.append(text))
+        saved = copies.read()
+        if saved is not None:
+            copies.restore(saved)
+        torch.autograd.backward(model(torch.ones(1, 3)).sum())
+        optimizer.step()
+        copies.save()
+    reason = "it holds other parameters, or in another order; it begins anew"
+    assert texts == [f"optimizer does not fit: {reason}"]
+
+
 def test_full_disk_keeps_the_older_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = Script(tmp_path, torch.optim.SGD, lr=0.1)
     script.checkpoint.save()
@@ -157,7 +195,9 @@ def test_full_disk_keeps_the_older_copy(tmp_path: Path, monkeypatch: pytest.Monk
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(checkpoint, "_write", fail)
-    script.checkpoint.save()
+    for _ in range(3):
+        script.checkpoint.save()
+    assert len(script.texts) == 1
     text = "cannot be written: No space left on device; the older copy stays"
     assert text in script.texts[0]
     assert (tmp_path / checkpoint.FILE).read_bytes() == before

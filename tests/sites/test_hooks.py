@@ -508,13 +508,16 @@ def test_optimizer_must_hold_the_parameters_of_the_model() -> None:
         check_parameters(row, torch.optim.SGD([*model.parameters(), stranger], lr=0.1))
 
 
-def test_sparse_gradients_are_refused() -> None:
-    model = nn.Embedding(4, 2, sparse=True)
+def test_sparse_gradients_are_refused_before_anything_is_recorded() -> None:
+    dense = nn.Linear(2, 1)
+    sparse = nn.Embedding(4, 2, sparse=True)
+    model = nn.Sequential(dense, sparse)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with hooked(model, optimizer):
-        torch.autograd.backward(model(torch.tensor([1])).sum())
+    with hooked(model, optimizer) as (correction, _, _):
+        torch.autograd.backward(dense.bias.sum() + sparse(torch.tensor([1])).sum())
         with pytest.raises(InvalidInput, match="sparse=False"):
             optimizer.step()
+        assert not correction.gradient_sum.any()
 
 
 def test_compiled_step_with_schedulers_has_no_warning() -> None:
@@ -530,3 +533,55 @@ def test_compiled_step_with_schedulers_has_no_warning() -> None:
             optimizer.step()
             scheduler.step()
     assert hooks.steps == 3
+
+
+@pytest.mark.parametrize("hook", [0, 1])
+def test_one_removed_hook_is_found_at_the_next_step(hook: int) -> None:
+    """Without the hook after the step no block would ever end."""
+    model = Weights()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with hooked(model, optimizer) as (_, hooks, _):
+        hooks._handles[hook].remove()
+        backward(model, 0.5)
+        with pytest.raises(Failed, match=r"hooks of spodgt\.join were removed"):
+            optimizer.step()
+
+
+def test_scaler_that_scales_no_loss_is_refused() -> None:
+    model = Weights()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scaler = torch.amp.GradScaler("cpu")
+    hooks = OptimizerHooks(
+        optimizer, Correction(model_row(model)), lambda: None, lambda text: None, scaler
+    )
+    backward(model, 0.5)
+    with pytest.raises(Failed, match=r"has scaled no loss; call scaler\.scale"):
+        hooks.correct()
+    hooks.remove()
+
+
+def test_early_correction_registers_one_hook_per_parameter() -> None:
+    """The first parameter with a gradient may be another one in every step."""
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with hooked(model, optimizer) as (correction, hooks, _):
+        for step in range(10):
+            optimizer.zero_grad()
+            parameter = (model.weight, model.bias)[step % 2]
+            torch.autograd.backward(parameter.sum())
+            hooks.correct()
+            optimizer.step()
+        assert correction.steps == 10
+        assert len(hooks._handles) == 3 + 2
+    for parameter in model.parameters():
+        assert not parameter._post_accumulate_grad_hooks
+
+
+def test_expanded_gradient_that_the_script_sets_is_corrected() -> None:
+    model = Weights()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with hooked(model, optimizer) as (correction, _, _):
+        model.w.grad = torch.tensor([0.5]).expand(3)
+        optimizer.step()
+        assert torch.allclose(correction.gradient_sum, torch.full((3,), 0.5))
+    assert torch.allclose(model.w, torch.full((3,), 1.0 - 0.5 - D))

@@ -14,7 +14,8 @@ import pytest
 
 from spodgt.errors import Failed
 from spodgt.experiment import Experiment
-from spodgt.sites.simulate import ScriptRun, SiteProcesses, find_error, prepare
+from spodgt.sites.run_setup import find_error
+from spodgt.sites.simulate import ScriptRun, SiteProcesses, prepare
 from spodgt.sites.simulation_report import SimulationResult, write_report
 from tests.conftest import Cli
 
@@ -38,6 +39,13 @@ with spodgt.join("unused", model, optimizer, block_steps=2, durability="process"
         site.report(loss=loss.item(), accuracy=1 / (1 + loss.item()))
         if fails == site.name and step == 3:
             raise ValueError("the disk is on fire")
+"""
+
+
+JOIN = """
+import torch, spodgt
+model = torch.nn.Linear(2, 1)
+spodgt.join("unused", model, torch.optim.{}, block_steps={})
 """
 
 
@@ -136,6 +144,7 @@ def test_limits_of_sites_and_links_are_in_the_manifest(tmp_path: Path) -> None:
     ("output", "message"),
     [
         ("", "it printed nothing"),
+        ("Traceback (m\n  a\nspodgt.errors.InvalidInput: x is 1; use 2.\n", "x is 1; use 2"),
         ("one\n  two\n", "two"),
         (
             "Traceback (most recent call last):\n  File x\nKeyError: 'a'\nTask destroyed",
@@ -150,10 +159,16 @@ def test_the_error_of_a_script_is_found_in_its_output(output: str, message: str)
 def test_bad_input_is_one_sentence_and_makes_no_folder(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "other.py").write_text("print('no join here')")
+    (tmp_path / "fails.py").write_text("raise ValueError('no data\\nin the folder')")
+    (tmp_path / "lbfgs.py").write_text(JOIN.format("LBFGS(model.parameters())", 1))
+    (tmp_path / "steps.py").write_text(JOIN.format("SGD(model.parameters())", -1))
     (tmp_path / "taken").mkdir()
     cases = {
         "training script missing.py does not exist": ["missing.py"],
-        "other.py did not reach spodgt.join": ["other.py"],
+        "other.py ended without a call of spodgt.join; put its training loop": ["other.py"],
+        "did not reach spodgt.join: ValueError: no data.": ["fails.py"],
+        "did not reach spodgt.join: LBFGS evaluates": ["lbfgs.py"],
+        "did not reach spodgt.join: block_steps must be a positive number, got -1": ["steps.py"],
         "clients must be at least 2, got 1": ["train.py", "--clients", "1"],
         "network.clients must be a whole number": ["train.py", "--clients", "x"],
         "network.kind='knot' is not known": ["train.py", "--graph", "knot"],
@@ -168,6 +183,23 @@ def test_bad_input_is_one_sentence_and_makes_no_folder(cli: Cli, tmp_path: Path)
         assert (code, sentence in err) == (2, True), err
         assert err.count("\n") == 1, err
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "sentence"),
+    [
+        ("train.py 'open", '--script "train.py \'open" cannot be split into words: no closing'),
+        (" ", "--script is empty; write for example --script train.py"),
+        ("train.py", "train.py did not reach spodgt.join: LBFGS evaluates"),
+    ],
+)
+def test_script_that_cannot_join_makes_no_run(
+    cli: Cli, tmp_path: Path, script: str, sentence: str
+) -> None:
+    (tmp_path / "train.py").write_text(JOIN.format("LBFGS(model.parameters())", 1))
+    code, _, err = cli("peer", "init", "--script", script, "--run", "run")
+    assert (code, sentence in err) == (2, True), err
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow

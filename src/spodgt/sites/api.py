@@ -10,8 +10,6 @@ from torch.optim import Optimizer
 
 from spodgt.errors import InvalidInput
 from spodgt.sites.checkpoint import HasState
-from spodgt.sites.hooks import check_model
-from spodgt.sites.layout import model_row
 from spodgt.sites.options import BlockOptions
 from spodgt.sites.run_setup import LAYOUT_VARIABLE, write_layout_and_exit
 from spodgt.sites.site import Site
@@ -71,10 +69,6 @@ def join(
         raise InvalidInput(
             f"model must be a torch.nn.Module, got {type(model).__name__}; pass the model."
         )
-    target = os.environ.get(LAYOUT_VARIABLE)
-    if target:
-        check_model(model)
-        write_layout_and_exit(model_row(model).layout, Path(target))
     options = BlockOptions(
         block_steps=block_steps,
         block_seconds=block_seconds,
@@ -98,4 +92,8 @@ def join(
                 f"{name} must have state_dict() and load_state_dict(), got "
                 f"{type(each).__name__}; pass the object that the loop uses."
             )
-    return Site(folder, model, optimizer, options, others)
+    site = Site(folder, model, optimizer, options, others)
+    target = os.environ.get(LAYOUT_VARIABLE)
+    if target:
+        write_layout_and_exit(site.row.layout, Path(target))
+    return site

@@ -14,6 +14,7 @@ import json
 import os
 import struct
 import warnings
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol, TypeAlias
@@ -28,6 +29,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 FILE = "training.safetensors"
 KIND = "training state"  # of events
 _TENSOR = "tensor:"
+_CHECKSUM = "checksum"  # key of the texts' checksum
 _DTYPES = {  # names in the header of a safetensors file
     torch.float64: "F64",
     torch.float32: "F32",
@@ -74,6 +76,7 @@ class Checkpoint:
         self.objects = objects
         self.notify = notify
         self.settings = {name: _settings(each) for name, each in objects.items()}
+        self._has_failed = False  # to write the newest copy; notified once
 
     def save(self) -> None:
         """Replace the file at once; the older one remains if that fails."""
@@ -84,18 +87,23 @@ class Checkpoint:
                 "type": type(each).__name__,
                 "state": _encode(each.state_dict(), f"{name}.", tensors),
                 "settings": self.settings[name],
+                "shapes": _parameter_shapes(each),
             }
             texts[name] = json.dumps(table)
         partial = self.path.with_name(f"{FILE}.part")
         try:
             with partial.open("wb") as file:
-                _write(file, tensors, texts)
+                _write(file, tensors, {**texts, _CHECKSUM: _checksum(texts)})
             os.replace(partial, self.path)
         except OSError as error:
             with contextlib.suppress(OSError):
                 partial.unlink(missing_ok=True)
             reason = f"{self.path} cannot be written: {error.strerror}; the older copy stays"
-            self.notify(KIND, reason)
+            if not self._has_failed:
+                self.notify(KIND, reason)
+            self._has_failed = True
+        else:
+            self._has_failed = False
 
     def read(self) -> Saved | None:
         """The content of the file; None if there is none that can be read."""
@@ -105,7 +113,9 @@ class Checkpoint:
             with safe_open(self.path, framework="pt") as file:
                 texts = dict(file.metadata() or {})
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
+            if texts.pop(_CHECKSUM, "") != _checksum(texts):
+                raise ValueError("its checksum differs")
+        except (SafetensorError, OSError, ValueError) as error:
             reason = f"{self.path} cannot be read: {error}; the optimizer begins anew"
             self.notify(KIND, reason)
             return None
@@ -123,6 +133,8 @@ class Checkpoint:
             try:
                 if tables[name]["type"] != type(each).__name__:
                     raise ValueError(f"it is of {tables[name]['type']}")
+                if tables[name]["shapes"] != _parameter_shapes(each):
+                    raise ValueError("it holds other parameters, or in another order")
                 state = _decode(tables[name]["state"], saved.tensors)
                 _restore(each, state, keeps_settings=bool(change))
             except (ValueError, KeyError, TypeError, RuntimeError) as error:
@@ -163,6 +175,19 @@ def _advance(scheduler: LRScheduler, last_epoch: int) -> None:
         warnings.simplefilter("ignore")  # steps of a schedule before those of its optimizer
         while scheduler.last_epoch < last_epoch:
             scheduler.step()
+
+
+def _parameter_shapes(each: HasState) -> list[list[list[int]]]:
+    """Shapes of the parameters of each group; torch restores moments by their position."""
+    if not isinstance(each, Optimizer):
+        return []
+    groups = each.param_groups
+    return [[list(parameter.shape) for parameter in group["params"]] for group in groups]
+
+
+def _checksum(texts: Mapping[str, str]) -> str:
+    """Of all texts; the tensors are large, and damage of them costs speed only."""
+    return f"{zlib.crc32(json.dumps(sorted(texts.items())).encode()):08x}"
 
 
 def _settings(each: HasState) -> dict[str, str]:

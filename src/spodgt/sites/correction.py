@@ -96,6 +96,7 @@ class Correction:
         self._check_devices()
         if all(parameter.grad is None for parameter in parameters):
             return Recorded.MISSING
+        check_dense(parameters)
         if not are_finite(parameters):
             for parameter in parameters:
                 parameter.grad = None
@@ -107,11 +108,9 @@ class Correction:
             if gradient is None:
                 gradient = torch.zeros_like(parameter)
                 parameter.grad = gradient
-            if gradient.is_sparse:
-                raise InvalidInput(
-                    "a gradient is sparse, which cannot be corrected; use sparse=False in "
-                    "embeddings."
-                )
+            if 0 in gradient.stride():  # expanded: its elements share memory
+                gradient = gradient.contiguous()
+                parameter.grad = gradient
             if self.weight != 1.0:
                 gradient.mul_(self.weight)
             gradient_sum.add_(gradient, alpha=1 / scale)
@@ -153,15 +152,25 @@ class Correction:
         return mean
 
 
+def check_dense(parameters: Sequence[nn.Parameter]) -> None:
+    """Refuse sparse gradients."""
+    for parameter in parameters:
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            raise InvalidInput(
+                "a gradient is sparse, which cannot be corrected; use sparse=False in embeddings."
+            )
+
+
 def are_finite(parameters: Sequence[nn.Parameter]) -> bool:
-    """Whether no gradient holds NaN or infinity; one synchronization with the device."""
+    """Whether no gradient holds NaN or infinity; one synchronization with the device.
+
+    At least one parameter must have a gradient.
+    """
     sums = [
         parameter.grad.sum(dtype=torch.float32)
         for parameter in parameters
-        if parameter.grad is not None and not parameter.grad.is_sparse
+        if parameter.grad is not None
     ]
-    if not sums:
-        return True
     total = torch.stack([value.to(sums[0].device) for value in sums]).sum()
     return bool(torch.isfinite(total))
 

@@ -109,27 +109,19 @@ class Exchange:
         """Apply received frames, then the block that was handed over, if there is one."""
         if self._follow_manifest():
             return
-        node = self.node
-        handover = self.handover
-        has_frames = bool(node.inbox)
+        has_frames = bool(self.node.inbox)
         if has_frames:
             self._receive()
-        block = handover.block
-        if block is not None:
-            self._end_block(block)
-        elif handover.is_ending and not node.has_ended:
-            node.announce_end()
+        if self.handover.block is not None:
+            self._end_block(self.handover.block)
+        elif self.handover.is_ending and not self.node.has_ended:
+            self.node.announce_end()
             self.sender.commit_and_send()
         elif has_frames:
-            if self.has_common_model:
-                self.sender.introduce()
-            if handover.is_waiting or not node.dirty or self.sender.is_commit_due():
-                self.sender.commit_and_send()
+            self._answer()
         else:
             self.publisher.send_again()
         self._publish_correction()
-        if block is not None:
-            handover.finish_block()
         if self.reporter.due:
             self._report()
 
@@ -144,6 +136,17 @@ class Exchange:
             self.handover.offer_model(name, model)
         crash_point("frames taken")
 
+    def _answer(self) -> None:
+        """After frames between two blocks: send the model to new receivers, commit if it is due.
+
+        Received mass may wait for the commit of the next block, unless the training thread waits.
+        """
+        if self.has_common_model:
+            self.sender.introduce()
+        has_nothing_to_write = not self.node.dirty
+        if self.handover.is_waiting or has_nothing_to_write or self.sender.is_commit_due():
+            self.sender.commit_and_send()
+
     def _take_initial_model(self, row: Tensor) -> None:
         """Begin from a neighbour's model; it is committed with the message that has brought it."""
         node = self.node
@@ -154,7 +157,10 @@ class Exchange:
         self.handover.offer_initial_model(row)
 
     def _end_block(self, block: Block) -> None:
-        """c += alpha (mean - c); y += change of c; mass on the active links; commit; send."""
+        """c += alpha (mean - c); y += change of c; mass on the active links; commit; send.
+
+        Then the next block may be handed over.
+        """
         node = self.node
         k = node.state.k
         contribution = node.state.method.g
@@ -164,6 +170,8 @@ class Exchange:
             tracked.lerp_(block.gradient.to(contribution.dtype), self.options.alpha)
         node.end_block(block.x[None], contribution, block.steps, self._active_links(k))
         self.sender.commit_and_send()
+        self._publish_correction()  # before the training thread continues
+        self.handover.finish_block()
 
     def _active_links(self, k: int) -> list[str]:
         """The out-links drawn for block k; all of them in the last block before the site waits."""

@@ -75,22 +75,24 @@ def check_model(model: nn.Module) -> None:
 
 def check_parameters(row: ModelRow, optimizer: Optimizer) -> None:
     """Refuse an optimizer that does not hold exactly the trained parameters of the model."""
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    held: list[nn.Parameter] = []
+    for group in optimizer.param_groups:
+        held.extend(group["params"])
+    held_ids = set(map(id, held))
     for name, parameter in zip(row.names, row.parameters, strict=True):
-        if id(parameter) not in held:
+        if id(parameter) not in held_ids:
             raise InvalidInput(
                 f"optimizer does not hold parameter {name} of the model; a site has one optimizer: "
                 "make it from model.parameters(), or freeze the parameter with "
                 "requires_grad_(False)."
             )
-    joined = {id(parameter) for parameter in row.parameters}
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if id(parameter) not in joined and parameter.requires_grad:
-                raise InvalidInput(
-                    f"optimizer holds a parameter of shape {tuple(parameter.shape)} that is not in "
-                    "model; pass a module that contains all trained parameters."
-                )
+    joined_ids = set(map(id, row.parameters))
+    for parameter in held:
+        if parameter.requires_grad and id(parameter) not in joined_ids:
+            raise InvalidInput(
+                f"optimizer holds a parameter of shape {tuple(parameter.shape)} that is not in "
+                "model; pass a module that contains all trained parameters."
+            )
 
 
 class OptimizerHooks:
@@ -126,9 +128,11 @@ class OptimizerHooks:
             self.scaler = scaler
         self.steps = 0  # that used a gradient
         self.skipped = 0  # whose gradient was not finite
+        self.without_gradient = 0  # steps before which there was no backward pass
         self._skipped_in_a_row = 0
         self._early: Recorded | None = None  # the result of `correct`, until the step
-        self._witness: nn.Parameter | None = None  # one whose gradient `correct` has corrected
+        self._witness: Tensor | None = None  # a parameter whose gradient `correct` has corrected
+        self._watched: set[int] = set()  # ids of parameters with a hook on their backward passes
         self._early_gradient: Tensor | None = None  # of the witness
         self._has_newer_gradient = False  # the witness had a backward pass since then
         self._used_gradient = False  # in the present step
@@ -160,9 +164,10 @@ class OptimizerHooks:
         self._has_newer_gradient = False
         for parameter in self.correction.row.parameters:
             if parameter.grad is not None:
+                self._witness = parameter
                 self._early_gradient = parameter.grad
-                if parameter is not self._witness:
-                    self._witness = parameter
+                if id(parameter) not in self._watched:
+                    self._watched.add(id(parameter))
                     watch = parameter.register_post_accumulate_grad_hook
                     self._handles.append(watch(self._note_backward))  # type: ignore[no-untyped-call]
                 return
@@ -192,6 +197,11 @@ class OptimizerHooks:
             return
         try:
             self.scaler.unscale_(self.optimizer)
+        except AssertionError:  # of torch: nothing was scaled yet
+            raise Failed(
+                "the scaler given to spodgt.join has scaled no loss; call "
+                "scaler.scale(loss).backward(), or leave out scaler=."
+            ) from None
         except RuntimeError as error:
             if "already been called" not in str(error):
                 raise
@@ -251,6 +261,8 @@ class OptimizerHooks:
     def _correct(self, scale: float) -> Recorded:
         result = self.correction.apply(self.optimizer, scale)
         self._used_gradient = result is Recorded.USED
+        if result is Recorded.MISSING:
+            self.without_gradient += 1
         if result is not Recorded.NOT_FINITE:
             self._skipped_in_a_row = 0
             return result
@@ -275,9 +287,10 @@ class OptimizerHooks:
     def _after_any_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         """Find steps of the model that were not corrected."""
         if optimizer is self.optimizer:
-            has_run = self._ran
+            have_run = self._ran and not self._used_gradient  # the hooks before and after the step
             self._ran = False
-            if not has_run:
+            self._used_gradient = False
+            if not have_run:
                 raise Failed(
                     "the hooks of spodgt.join were removed from the optimizer; join again after "
                     "the code that removes them."

@@ -24,8 +24,10 @@ from spodgt.peer.membership.manifest import SCRIPT, Client, Link, Manifest, Meth
 from spodgt.peer.membership.run_folders import clients_of, create_from
 from spodgt.peer.options import Deployment, Table
 from spodgt.sites.layout import RowLayout
+from spodgt.sites.site import FOLDER_VARIABLE
 
 LAYOUT_VARIABLE = "SPODGT_LAYOUT"  # file to which `spodgt.join` writes the layout, and ends
+_REASON_LENGTH = 300  # characters of an error
 METHOD = (
     "spod-gt-memory"  # with contributions that are means over blocks: see docs/explanation/join.md
 )
@@ -33,6 +35,8 @@ METHOD = (
 
 def read_layout(script: Path, arguments: Sequence[str] = (), seconds: float = 600.0) -> RowLayout:
     """Run a training script up to its `spodgt.join` and return the layout of its model.
+
+    What the script gives to `join` is checked.
 
     Raises:
         InvalidInput: the script fails, or ends before it joins.
@@ -44,7 +48,7 @@ def read_layout(script: Path, arguments: Sequence[str] = (), seconds: float = 60
     with tempfile.TemporaryDirectory(prefix="spodgt-layout-") as folder:
         target = Path(folder) / "layout.json"
         command = [sys.executable, str(script), *arguments]
-        environment = {**os.environ, LAYOUT_VARIABLE: str(target)}
+        environment = {**os.environ, LAYOUT_VARIABLE: str(target), FOLDER_VARIABLE: folder}
         try:
             done = subprocess.run(
                 command,
@@ -60,9 +64,29 @@ def read_layout(script: Path, arguments: Sequence[str] = (), seconds: float = 60
                 "training."
             ) from None
         if not target.exists():
-            last_line = (done.stderr.strip().splitlines() or ["it printed no error"])[-1]
-            raise InvalidInput(f"{script} did not reach spodgt.join: {last_line}")
+            if done.returncode == 0:
+                raise InvalidInput(
+                    f"{script} ended without a call of spodgt.join; put its training loop inside "
+                    "`with spodgt.join(...)`."
+                )
+            raise InvalidInput(f"{script} did not reach spodgt.join: {find_error(done.stderr)}.")
         return RowLayout.from_table(json.loads(target.read_text()))
+
+
+def find_error(output: str) -> str:
+    """The message of the last traceback in the output of a script, or else its last line."""
+    lines = output.strip().splitlines()
+    if not lines:
+        return "it printed nothing"
+    message = lines[-1].strip()
+    starts = [number for number, line in enumerate(lines) if line.startswith("Traceback")]
+    if starts:
+        for line in lines[starts[-1] + 1 :]:
+            if line and not line[0].isspace():
+                message = line
+                break
+    message = message.removeprefix(f"{InvalidInput.__module__}.{InvalidInput.__name__}: ")
+    return message[:_REASON_LENGTH].removesuffix(".")
 
 
 def write_layout_and_exit(layout: RowLayout, target: Path) -> None:

@@ -26,13 +26,12 @@ from spodgt.peer.membership.manifest import Manifest
 from spodgt.peer.options import Deployment
 from spodgt.peer.protocol.audit import Audit
 from spodgt.peer.storage.state_store import has_state
-from spodgt.sites.run_setup import create_script_run, read_layout
+from spodgt.sites.run_setup import create_script_run, find_error, read_layout
 from spodgt.sites.seeds import SEED_VARIABLE
 from spodgt.sites.site import FOLDER_VARIABLE
 
 OUTPUT = "output.txt"  # of a site's process, in its folder
 _POLL_SECONDS = 0.2
-_REASON_LENGTH = 300  # characters of an error
 _TERMINATION_SECONDS = 10.0  # between SIGTERM and SIGKILL
 _SEEDS_PER_RUN = 1000  # the seeds of the sites of run n begin at 1000 n
 
@@ -259,19 +258,6 @@ class SiteProcesses:
             except subprocess.TimeoutExpired:
                 _signal_group(process, signal.SIGKILL)
                 process.wait()
-
-
-def find_error(output: str) -> str:
-    """The message of the last traceback in the output of a script, or else its last line."""
-    lines = output.strip().splitlines()
-    if not lines:
-        return "it printed nothing"
-    starts = [number for number, line in enumerate(lines) if line.startswith("Traceback")]
-    if starts:
-        for line in lines[starts[-1] + 1 :]:
-            if line and not line[0].isspace():
-                return line[:_REASON_LENGTH]
-    return lines[-1].strip()[:_REASON_LENGTH]
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Self
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from spodgt.errors import Failed, InvalidInput
 from spodgt.sites.checkpoint import Checkpoint, HasState, Notify
@@ -33,6 +35,7 @@ from spodgt.sites.options import BlockOptions
 from spodgt.sites.replicas import Replicas
 from spodgt.sites.seeds import seed_from_environment
 
+_guards: weakref.WeakKeyDictionary[Optimizer, RemovableHandle] = weakref.WeakKeyDictionary()
 FOLDER_VARIABLE = "SPODGT_SITE"  # replaces the folder given to `join`, as in `spodgt simulate`
 
 
@@ -56,7 +59,7 @@ class Site:
         saved_objects: dict[str, HasState],
     ) -> None:
         check_model(model)
-        self.folder = Path(os.environ.get(FOLDER_VARIABLE, folder))
+        self.folder = _folder_of_site(folder)
         self.options = options
         self.model = model
         self.optimizer = unwrap_optimizer(optimizer)
@@ -77,7 +80,7 @@ class Site:
         self._training: LocalTraining | None = None
         self._steps_before = 0  # made by earlier processes
         self._is_joined = False
-        self._guard = self.optimizer.register_step_pre_hook(_refuse_step)
+        self._guard = _guard(self.optimizer)
 
     @property
     def name(self) -> str:
@@ -129,13 +132,14 @@ class Site:
         """
         if self._connection is None:
             return  # not rank 0 of DistributedDataParallel
-        row: dict[str, object] = {"event": "scores", "steps": self.steps}
-        row["loss"] = None if loss is None else float(loss)
-        row["accuracy"] = None if accuracy is None else float(accuracy)
+        loss = _to_score("loss", loss)
+        accuracy = _to_score("accuracy", accuracy)
+        scores = self._connection.scores
         if loss is not None:
-            self._connection.scores.loss = float(loss)
+            scores.loss = loss
         if accuracy is not None:
-            self._connection.scores.accuracy = float(accuracy)
+            scores.accuracy = accuracy
+        row = {"event": "scores", "steps": self.steps, "loss": loss, "accuracy": accuracy}
         self._connection.journal.append(row)
         if not self._is_joined:
             self._connection.reporter.report(last=True)  # else the exchange does it soon
@@ -209,11 +213,7 @@ class Site:
             if connection is not None:
                 connection.close()
         if error is None and connection is not None and self.steps == 0:
-            warnings.warn(
-                "optimizer.step() was never called on the optimizer given to spodgt.join, so "
-                "nothing was learned here; pass the optimizer that the loop uses.",
-                stacklevel=2,
-            )
+            warnings.warn(_describe_idle_training(self._hooks), stacklevel=2)
 
     def _running(self) -> LocalTraining:
         if self._training is None or not self._is_joined:
@@ -221,10 +221,57 @@ class Site:
         return self._training
 
 
+def _folder_of_site(folder: str | Path) -> Path:
+    """The folder of the environment, if there is one, or that which was given."""
+    from_environment = os.environ.get(FOLDER_VARIABLE)
+    if from_environment is not None:
+        return Path(from_environment)
+    if not isinstance(folder, str | os.PathLike):
+        raise InvalidInput(
+            f"folder must be a path, got {folder!r}; give the folder of one client, such as "
+            "'peers/lima'."
+        )
+    return Path(folder)
+
+
 def _refuse_step(optimizer: Optimizer, args: object, kwargs: object) -> None:
     raise Failed(
         "optimizer.step() was called outside `with spodgt.join(...)`, so nothing would be exchanged; "
         "put the training loop inside the with block."
+    )
+
+
+def _guard(optimizer: Optimizer) -> RemovableHandle:
+    """Refuse steps until the with block is entered; replaces the guard of an earlier `join`."""
+    earlier = _guards.get(optimizer)
+    if earlier is not None:
+        earlier.remove()
+    handle = optimizer.register_step_pre_hook(_refuse_step)
+    _guards[optimizer] = handle
+    return handle
+
+
+def _to_score(name: str, value: float | None) -> float | None:
+    if value is None:
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise InvalidInput(
+            f"{name} must be a number, got {value!r}; pass for example {name}={name}.item()."
+        ) from None
+
+
+def _describe_idle_training(hooks: OptimizerHooks) -> str:
+    """Why a site has made no step."""
+    if hooks.without_gradient:
+        return (
+            f"{hooks.without_gradient} steps had no gradient, so nothing was learned here; call "
+            "loss.backward() on the model given to spodgt.join before optimizer.step()."
+        )
+    return (
+        "optimizer.step() was never called on the optimizer given to spodgt.join, so nothing was "
+        "learned here; pass the optimizer that the loop uses."
     )
 
 

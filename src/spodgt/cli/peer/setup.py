@@ -89,10 +89,24 @@ def peer_init(
         manifest = create(run, experiment, deployment)
     else:
         _check_script_options(problem, labels_per_client, method)
-        path, *arguments = shlex.split(script) or [""]
+        path, *arguments = _split_command(script)
         layout = read_layout(Path(path), arguments)
         manifest = create_script_run(run, experiment, layout, deployment)
     _print_manifest(run, manifest, as_json)
+
+
+def _split_command(text: str) -> list[str]:
+    """A script and its arguments."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise InvalidInput(
+            f"--script {text!r} cannot be split into words: {str(error).lower()}; write for "
+            "example --script 'train.py --data shards/0'."
+        ) from None
+    if not words:
+        raise InvalidInput("--script is empty; write for example --script train.py.")
+    return words
 
 
 def _check_script_options(*others: str | None) -> None:
