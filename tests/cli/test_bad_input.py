@@ -142,7 +142,8 @@ CONFIGS: dict[str, tuple[str, str]] = {
     ),
     "edge list empty": (
         "[network]\nkind = 'file'\npath = 'empty.txt'",
-        "network.path='empty.txt' is no network: the graph must have at least one client, got none; add nodes.",
+        "network.path='empty.txt' is no network: the graph must have at least one client, got none; "
+        "add nodes.",
     ),
     "not strongly connected": (
         "[network]\nkind = 'file'\npath = 'line.txt'",
@@ -750,7 +751,7 @@ CALLS: dict[str, tuple[Any, str]] = {
     ),
     "data frame": (
         lambda: spodgt.Learning(torch.nn.Linear(1, 1), torch.nn.MSELoss(), {"north": TABLE}),
-        "client 'north' is a DataFrame; give arrays of its columns, such as "
+        "client 'north' holds a DataFrame; give arrays of its columns, such as "
         '(frame[["a", "b"]].to_numpy("float32"), frame["label"].to_numpy()).',
     ),
     "picture": (

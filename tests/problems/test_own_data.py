@@ -626,7 +626,9 @@ def test_a_wrong_partition_is_told_of_one_that_exists() -> None:
 def test_tables_of_pandas_are_refused_with_the_fix(form: str) -> None:
     table = pd.DataFrame({"a": [0.5, 1.5], "b": [1.0, 2.0], "y": [0, 1]})
     source: Any = table if form == "frame" else (table[["a", "b"]], table["y"])
-    with pytest.raises(InvalidInput, match=r"holds a DataFrame of pandas; give arrays: \(table"):
+    with pytest.raises(
+        InvalidInput, match=r"holds a DataFrame; give arrays of its columns, such as \(frame"
+    ):
         spodgt.Learning(nn.Linear(2, 2), ENTROPY, [source, source])
 
 

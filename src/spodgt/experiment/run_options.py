@@ -310,8 +310,9 @@ def check_seeds(seeds: object) -> list[int]:
     given = seeds
     numbers: list[int] = []
     try:
-        given = list(seeds)  # type: ignore[call-overload]
-        numbers = [_seed_number(seed) for seed in given]
+        if not isinstance(seeds, str):
+            given = list(seeds)  # type: ignore[call-overload]
+        numbers = [_seed_number(seed) for seed in given]  # type: ignore[attr-defined]
     except TypeError:
         pass  # not a list, or not of whole numbers
     if not numbers or min(numbers) < 0 or max(numbers) >= 2**63:

@@ -134,23 +134,15 @@ class Reader:
 
 
 def _refuse_data_frame(source: object, client_label: str) -> None:
-    """Refuse a table, or a pair with one: its items are columns, and not samples."""
-    if type(source).__name__ == "DataFrame" and not _is_of_pandas(source):  # of polars
-        raise InvalidData(
-            f"{client_label} is a DataFrame; give arrays of its columns, such as "
-            '(frame[["a", "b"]].to_numpy("float32"), frame["label"].to_numpy()).'
-        )
+    """Refuse a table of pandas or polars, or a pair with one: its items are columns, not samples."""
     parts = source if isinstance(source, tuple | list) else [source]
     for part in parts[:2]:
-        if _is_of_pandas(part):
+        name = type(part).__name__
+        if name in ("DataFrame", "Series"):
             raise InvalidData(
-                f"{client_label} holds a {type(part).__name__} of pandas; give arrays: "
-                "(table[inputs].to_numpy(), table[target].to_numpy())."
+                f"{client_label} holds a {name}; give arrays of its columns, such as "
+                '(frame[["a", "b"]].to_numpy("float32"), frame["label"].to_numpy()).'
             )
-
-
-def _is_of_pandas(value: object) -> bool:
-    return type(value).__module__.partition(".")[0] == "pandas"
 
 
 def _stack_of_tensors(stack: Stack, client_label: str) -> Stack:
