@@ -158,6 +158,15 @@ def test_every_number_of_a_method_is_checked(name: str) -> None:
             method(name, **{each.name: -1})
 
 
+@pytest.mark.parametrize("name", ["next", "local-gt", "relay-sum"])
+@pytest.mark.parametrize("value", [0, 3, float("nan"), "half"])
+def test_a_share_is_above_0_and_at_most_1(name: str, value: Any) -> None:
+    assert method(name, averaging=1) == method(name)
+    message = f"averaging of {name} must be a number above 0 and at most 1, got {value!r}; use"
+    with pytest.raises(InvalidInput, match=rf"^{message} averaging=0\.01\.$"):
+        method(name, averaging=value)
+
+
 def test_types_that_are_not_there_at_run_time_are_named() -> None:
     @dataclass(frozen=True)
     class Hidden(SpodGT):

@@ -14,7 +14,16 @@ from typing import NamedTuple
 
 import torch
 
-from spodgt.algorithms.base import Algorithm, Availability, Fraction, Network, Rate, Tensor, Traits
+from spodgt.algorithms.base import (
+    Algorithm,
+    Availability,
+    Fraction,
+    Network,
+    Rate,
+    Share,
+    Tensor,
+    Traits,
+)
 from spodgt.algorithms.rounds import TreeRound
 from spodgt.participation.availability import symmetric_links, wait_for_clients
 from spodgt.participation.tree_routing import TreeRouting
@@ -37,7 +46,7 @@ class RelaySum(Algorithm[RelaySumState, TreeRound]):
         exact="yes", vectors=2,
     )  # fmt: skip
     step_size: Rate = 0.01  # η
-    averaging: Fraction = 1.0  # β
+    averaging: Share = 1.0  # β
     patience: Fraction = 0.5  # participation rates are p^(1 - patience); 0: never waits
 
     def adapt_availability(self, availability: Availability, network: Network) -> Availability:
