@@ -14,16 +14,8 @@ from typing import NamedTuple
 
 import torch
 
-from spodgt.algorithms.base import (
-    Algorithm,
-    Availability,
-    Fraction,
-    Network,
-    Rate,
-    Share,
-    Tensor,
-    Traits,
-)
+from spodgt.algorithms.base import Algorithm, Availability, Fraction, Network, Rate, Tensor, Traits
+from spodgt.algorithms.hyperparameters import Share
 from spodgt.algorithms.rounds import TreeRound
 from spodgt.participation.availability import symmetric_links, wait_for_clients
 from spodgt.participation.tree_routing import TreeRouting
@@ -41,9 +33,8 @@ class RelaySumState(NamedTuple):
 class RelaySum(Algorithm[RelaySumState, TreeRound]):
     name = "relay-sum"
     traits = Traits(
-        source="vogels2021relaysum", mixing="pull+push", sporadic_clients="yes",
-        sporadic_links="yes", two_way=True, mixed_fields=(("pull", "total"),), tracking=True,
-        exact="yes", vectors=2,
+        source="vogels2021relaysum", mixing="pull+push", sporadic_clients="yes", sporadic_links="yes",
+        two_way=True, mixed_fields=(("pull", "total"),), tracking=True, exact="yes", vectors=2,
     )  # fmt: skip
     step_size: Rate = 0.01  # η
     averaging: Share = 1.0  # β
