@@ -31,6 +31,12 @@ TRACKERS = tuple(
 )  # Σy = Σg
 FAMILY = tuple(name for name in NAMES if ALGORITHMS[name].traits.rule is not None)  # Spod-GT's step
 
+KINDS: dict[str, Any] = {  # values of `compress`, one for each kind
+    "int8": "int8",
+    "top-k": {"kind": "top-k", "share": 0.3},
+    "rand-k": {"kind": "rand-k", "share": 0.4},
+}
+
 
 @cache
 def golden() -> dict[str, Any]:

@@ -37,7 +37,9 @@ def main() -> int:
     if "--check" not in sys.argv:
         PAGE.write_text(new, encoding="utf-8")
     elif new != page:
-        print("the table of docs/reference/methods.md is not up to date; run make docs")
+        print(
+            "the table of docs/reference/methods.md is not up to date; run python tools/methods.py"
+        )
         return 1
     return 0
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +15,10 @@ from spodgt.participation.local_blocks import block_ends
 from spodgt.problems import Quadratic
 from spodgt.runtimes.world import Run
 from spodgt.types import Floats
-from tests.helpers import build, make_run, states
+from tests.helpers import NAMES, build, golden, make_run, states
 
 ROUNDS, STEP = 14, 0.1
+TREES = frozenset(name for name in NAMES if name.startswith("relay"))
 
 
 class Bench:
@@ -48,6 +51,23 @@ class Bench:
     def agrees(self, trajectory: list[Floats]) -> None:
         ours = np.stack([state.x.numpy() for state in states([self.run], ROUNDS)])
         np.testing.assert_allclose(ours, np.stack(trajectory), rtol=0, atol=1e-12)
+
+
+def strings(path: Path) -> set[str]:
+    """All string literals of a file."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value)
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - set(golden()["x"])))
+def test_a_method_without_golden_trajectory_has_a_second_implementation(name: str) -> None:
+    """In this file, or in a file of its own, as the two that route over trees."""
+    here = Path(__file__)
+    written_out = strings(here) | (TREES & strings(here.parent / "test_relay.py"))
+    assert name in written_out, f"add a test with Bench({name!r}, …) to {here.name}"
 
 
 @pytest.mark.parametrize("name", ["dspodfl", "dsgd", "dgd"])

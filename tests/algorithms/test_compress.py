@@ -24,14 +24,9 @@ from spodgt.kernels.links import move_into_intervals
 from spodgt.network import Network, graphs
 from spodgt.participation import Bernoulli
 from spodgt.problems import Quadratic
-from tests.helpers import FAMILY, final, make_run, ring_of, states
+from tests.helpers import FAMILY, KINDS, final, make_run, ring_of, states
 from tests.strategies import SEEDS, networks, participations
 
-KINDS: dict[str, Any] = {
-    "int8": "int8",
-    "top-k": {"kind": "top-k", "share": 0.3},
-    "rand-k": {"kind": "rand-k", "share": 0.4},
-}
 NAMES = " or ".join(COMPRESSORS)
 DTYPES = (torch.float32, torch.float64)
 
@@ -189,13 +184,13 @@ def test_a_run_goes_on_bit_by_bit(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("spod-gt-memory", "int8"),
-        ("ab-push-pull", "rand-k"),
+        *(("spod-gt-memory", kind) for kind in KINDS),
         ("k-gt", "top-k"),
         *(
             pytest.param(name, kind, marks=pytest.mark.slow)
-            for name in ("spod-gt-memory", "ab-push-pull", "k-gt")
+            for name in ("ab-push-pull", "k-gt")
             for kind in KINDS
+            if (name, kind) != ("k-gt", "top-k")
         ),
     ],
 )
@@ -228,9 +223,7 @@ def test_top_k_of_a_run_with_local_steps_does_not_depend_on_the_rest_of_its_batc
 # --- bytes -----------------------------------------------------------------------------------------------
 def test_bytes_are_counted_and_drawn(tmp_path: Path) -> None:
     problem, network = Quadratic.random(5, 640, seed=2), Network.directed_geometric(5, seed=1)
-    methods = [
-        method("spod-gt-memory", compress=kind) for kind in (None, "int8", "top-k", "rand-k")
-    ]
+    methods = [method("spod-gt-memory", compress=kind) for kind in (None, *COMPRESSORS)]
     result = spodgt.compare(methods, problem, network, Bernoulli(0.6, 0.6), rounds=30, seeds=[0, 1])
     last = result.frame.groupby(["method", "seed"])["bytes"].last()
     table = result.participation.groupby(["method", "seed"])["bytes"].sum()
@@ -238,6 +231,9 @@ def test_bytes_are_counted_and_drawn(tmp_path: Path) -> None:
     assert (result.frame.groupby(["method", "seed"])["bytes"].diff().dropna() >= 0).all()
     assert (result.frame[result.frame["round"] == 0]["bytes"] == 0).all()
     size = last.groupby("method").sum() / last["spod-gt-memory"].sum()
+    for kind, compressed in zip(COMPRESSORS, methods[1:], strict=True):
+        messages = compressed.message(640, 4) / methods[0].message(640, 4)
+        assert size[f"spod-gt-memory+{kind}"] == pytest.approx(messages)
     assert size["spod-gt-memory+int8"] <= 0.27
     assert size["spod-gt-memory+rand-k"] == pytest.approx(0.05)
     assert size["spod-gt-memory+top-k"] == pytest.approx((32 * 8 + 32 * 4) / (640 * 8))
@@ -274,8 +270,8 @@ def test_it_is_described_as_it_was_given() -> None:
     ("value", "message"),
     [
         (
-            "int4",
-            f"compress of spod-gt must be {NAMES}, got 'int4'; use compress=\"int8\".",
+            "no-such-kind",
+            f"compress of spod-gt must be {NAMES}, got 'no-such-kind'; use compress=\"int8\".",
         ),
         (0.5, f"compress of spod-gt must be {NAMES}, got 0.5"),
         (

@@ -27,6 +27,17 @@ COPIED = (
     "CONTRIBUTING.md",
     "pyproject.toml",
 )
+REFERENCE = """
+
+def test_alone() -> None:
+    bench = Bench("alone", 0.5, 0.5)
+    x, out = bench.x0.copy(), [bench.x0]
+    for k in range(ROUNDS):
+        v, _, _ = bench.active(k)
+        x = np.stack([x[i] - STEP * v[i] * bench.grad(i, x[i]) for i in range(5)])
+        out.append(x)
+    bench.agrees(out)
+"""
 
 
 def example() -> str:
@@ -37,7 +48,7 @@ def example() -> str:
 
 
 def with_the_example(folder: Path) -> None:
-    """A copy of the repository with the example's file, its line in the list and its export."""
+    """A copy of the repository with the example's file, list entry, export and second version."""
     for name in COPIED:
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -46,6 +57,10 @@ def with_the_example(folder: Path) -> None:
         else:
             shutil.copy2(ROOT / name, target)
     (folder / "src/spodgt/algorithms/alone.py").write_text(example(), "utf-8")
+    with (folder / "tests/algorithms/test_algorithms_reference.py").open(
+        "a", encoding="utf-8"
+    ) as file:
+        file.write(REFERENCE)
     package = folder / "src/spodgt"
     insert(package / "algorithms/registry.py", r"(METHODS = \([^)]*)\)", r'\1    "alone",\n)')
     insert(package / "__init__.py", r"(_METHODS = \{[^}]*)\}", r'\1    "alone": "Alone",\n}')

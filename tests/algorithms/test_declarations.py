@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from spodgt.algorithms import ALGORITHMS, InverseSqrt, method
 from spodgt.algorithms.base import Algorithm, Rate, State, TrackingState
@@ -17,9 +18,11 @@ from spodgt.algorithms.spod_gt import SpodGT
 from spodgt.errors import InvalidInput
 from spodgt.participation import Always, Bernoulli
 from spodgt.problems import Quadratic
+from spodgt.runtimes.events.durations import Time
+from spodgt.runtimes.events.world import EventWorld
 from spodgt.runtimes.simulator import Simulation
 from spodgt.types import Round
-from tests.helpers import FAMILY, NAMES, build, make_run, ring_of
+from tests.helpers import FAMILY, NAMES, build, make_run, ring_of, states
 
 WRAPPED: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -140,7 +143,36 @@ def test_a_subclass_with_a_step_of_its_own_gives_up_the_compiled_one() -> None:
         def gradient(self, x: Tensor, g: Tensor, round: Round) -> Tensor:
             return round.grad(x) / round.p
 
+    class Renamed(SpodGT):
+        traits = replace(SpodGT.traits, source="spodgt")
+
+    class Replaced(SpodGT):
+        name = "replaced"
+        traits = replace(SpodGT.traits, exact="no")
+
+        def gradient(self, x: Tensor, g: Tensor, round: Round) -> Tensor:
+            return round.grad(x) / 2
+
+    class Linear(Replaced):
+        traits = replace(SpodGT.traits, rule=None, compiled="linear")
+
+        def gradient(self, x: Tensor, g: Tensor, round: Round) -> Tensor:
+            return round.grad(x) / 4
+
     assert Same.traits is SpodGT.traits
+    assert (Renamed.traits.rule, Renamed.traits.compiled) == ("zero", "gradient-tracking")
+    assert (Replaced.traits.rule, Replaced.traits.compiled) == (None, None)
+    assert (Linear.traits.rule, Linear.traits.compiled) == (None, "linear")
+    for changed in (Halved, Replaced, Linear):
+        run = make_run(
+            changed(0.1), Quadratic.random(5, 2, seed=1), ring_of(5), Bernoulli(0.6, 0.6)
+        )
+        plain = states([run], 20)[-1]
+        in_rounds = states([run], 20, compiled=True)[-1]
+        world = EventWorld([run], Time(compute=0.1), dtype=torch.float64)
+        in_virtual_time: Any = world.advance(world.init(), range(1, 21))
+        assert_close(in_rounds.x, plain.x, rtol=0, atol=1e-12)
+        assert_close(in_virtual_time.x, plain.x, rtol=0, atol=1e-12)
     assert (Halved.traits.rule, Halved.traits.compiled) == (None, None)
     assert Declared.traits.compiled == "gradient-tracking"
 
@@ -156,6 +188,15 @@ def test_every_number_of_a_method_is_checked(name: str) -> None:
             InvalidInput, match=rf"^{each.name} of {name} must be a (whole )?number above 0"
         ):
             method(name, **{each.name: -1})
+
+
+@pytest.mark.parametrize("name", ["next", "local-gt", "relay-sum"])
+@pytest.mark.parametrize("value", [0, 3, float("nan"), "half"])
+def test_a_share_is_above_0_and_at_most_1(name: str, value: Any) -> None:
+    assert method(name, averaging=1) == method(name)
+    message = f"averaging of {name} must be a number above 0 and at most 1, got {value!r}; use"
+    with pytest.raises(InvalidInput, match=rf"^{message} averaging=0\.01\.$"):
+        method(name, averaging=value)
 
 
 def test_types_that_are_not_there_at_run_time_are_named() -> None:

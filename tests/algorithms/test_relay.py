@@ -201,7 +201,7 @@ def test_relay_sum_knows_all_sums_once_nothing_changes() -> None:
     """With a step of next to nothing, every client's totals are those of all, each counted once."""
     network, problem = Network.random_geometric(7, 0.5, seed=1), Quadratic.random(7, 2, seed=1)
     x0 = np.random.default_rng(1).standard_normal((7, 2))
-    algorithm = method("relay-sum", step_size=1e-300, averaging=0.0)
+    algorithm = method("relay-sum", step_size=1e-300, averaging=1e-300)
     state = final(make_run(algorithm, problem, network, Bernoulli(1.0, 0.5), x0=x0), 200)
     everything = torch.cat([state.x, state.h, torch.ones(7, 1)], 1).sum(0)
     assert_close(state.total, everything.expand(7, 5), rtol=0, atol=1e-12)

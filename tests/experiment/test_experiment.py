@@ -432,6 +432,14 @@ def test_compare_names_the_place_of_an_option_of_methods(option: str) -> None:
         )
 
 
+def test_train_rejects_unknown_options_in_its_own_name() -> None:
+    problem, network = Quadratic.random(3, 2), spodgt.graphs.Ring(3)
+    for option, fix in (("step_size", "set it for each method"), ("roundz", "did you mean")):
+        sentence = f"{option}=0.1 is not an option of train; {fix}"
+        with pytest.raises(InvalidInput, match=re.escape(sentence)):
+            spodgt.train("spod-gt", problem, network, rounds=1, **{option: 0.1})  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("function", ["compare", "sweep", "tune"])
 def test_compare_sweep_and_tune_reject_unknown_options(function: str) -> None:
     options: dict[str, Any] = {"grid": {"step_size": [0.1]}} if function == "sweep" else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -20,12 +21,13 @@ from spodgt import rng
 from spodgt.errors import InvalidInput
 from spodgt.experiment import Experiment
 from spodgt.network import Network, graphs
-from spodgt.participation import delay
+from spodgt.participation import PARTICIPATIONS, correlated, delay
 from spodgt.participation.samplers import split_into_regions
 from spodgt.problems import Quadratic
 from spodgt.types import Bools, Floats
 from tests.strategies import SEEDS, bursts, networks
 
+CORRELATED = {kind for kind, c in PARTICIPATIONS.items() if c.__module__ == correlated.__name__}
 ROUNDS = 40_000
 NETWORK = Network.directed_geometric(12, seed=4)
 SIGMAS = 5.0
@@ -243,17 +245,21 @@ def test_together_multiplies() -> None:
     within(links.mean(), draw.p_hat[0], (1.5 / links.size) ** 0.5)
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    [
-        spodgt.Markov(30, 10, 5, 45),
-        spodgt.Bursts(spodgt.Bernoulli(0.75, 0.1), 50),
-        spodgt.GilbertElliott(3, 27, 1.0, 0.0, p=0.75),
-        spodgt.DayNight(75, 25, 1.0, 0.0),
-        spodgt.Outages(30, 10, groups=[*range(12)]),
-    ],
-    ids=lambda recipe: recipe.name,
+STATIONARY = (  # every kind, with p = 0.75
+    spodgt.Markov(30, 10, 5, 45),
+    spodgt.Bursts(spodgt.Bernoulli(0.75, 0.1), 50),
+    spodgt.GilbertElliott(3, 27, 1.0, 0.0, p=0.75),
+    spodgt.DayNight(75, 25, 1.0, 0.0),
+    spodgt.Outages(30, 10, groups=[*range(12)]),
+    spodgt.Intersection([spodgt.Markov(30, 10), spodgt.GilbertElliott(3, 27, 1.0, 0.0)]),
 )
+
+
+def test_every_correlated_kind_is_tested_in_single_rounds() -> None:
+    assert {recipe.name for recipe in STATIONARY} == CORRELATED
+
+
+@pytest.mark.parametrize("recipe", STATIONARY, ids=lambda recipe: recipe.name)
 def test_round_0_and_every_other_is_like_all(recipe: Any) -> None:
     """No burn-in: over seeds, a client computes in rounds 0, 1 and 77 as often as ever."""
     draws = [recipe.draw(NETWORK, seed) for seed in range(300)]
@@ -295,12 +301,19 @@ def test_memory_removes_the_bias_of_bursts() -> None:
     assert last["spod-gt"] > 1e-2
 
 
-@pytest.mark.parametrize(
-    "kind", ["markov", "bursts", "gilbert-elliott", "day-night", "outages", "together"]
-)
+REQUIRED: dict[str, dict[str, Any]] = {  # keys of a config without a default
+    "together": {
+        "of": [
+            {"kind": "markov", "on": 3.0, "off": 2.0},
+            {"kind": "outages", "groups": [0, 0, 1, 1, 2]},
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("kind", sorted(set(PARTICIPATIONS) - {"trace"}))  # traces: test_traces.py
 def test_every_kind_runs_from_a_file_and_resumes(kind: str, tmp_path: Path) -> None:
-    of = [{"kind": "markov", "on": 3.0, "off": 2.0}, {"kind": "outages", "groups": [0, 0, 1, 1, 2]}]
-    table: dict[str, Any] = {"kind": kind, **({"of": of} if kind == "together" else {})}
+    table = {"kind": kind} | REQUIRED.get(kind, {})
     tables: dict[str, Any] = {
         "run": {"methods": ["spod-gt", "spod-gt-memory"], "seeds": 2, "rounds": 30, "every": 10},
         "network": {"kind": "directed-geometric", "clients": 5},
@@ -381,6 +394,16 @@ BAD: list[tuple[Callable[[], object], str]] = [
         "together takes at most one participation with fixed times, got day-night and day-night",
     ),
 ]
+
+
+@pytest.mark.parametrize("kind", sorted(set(PARTICIPATIONS) - {"trace"}))
+def test_every_number_of_a_participation_is_checked(kind: str) -> None:
+    """A field whose default is a number refuses -1 and names itself."""
+    recipe: Any = PARTICIPATIONS[kind]
+    for field in dataclasses.fields(recipe):
+        if isinstance(field.default, int | float) and not isinstance(field.default, bool):
+            with pytest.raises(InvalidInput, match=rf"^{field.name} must be .*-1"):
+                recipe(**{field.name: -1}).draw(NETWORK, 0)
 
 
 @pytest.mark.parametrize(("make", "message"), BAD, ids=[message[:30] for _, message in BAD])

@@ -537,6 +537,14 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
         lambda: spodgt.Learning(LINEAR, ENTROPY, DATA, DATA[:2]),
         r"test must be one data set or 3 \(one per client\), got 2",
     ),
+    "name of a metric": (
+        lambda: spodgt.Learning(LINEAR, ENTROPY, DATA, DATA[0], metrics={"macro-f1": len}),
+        r"letters, digits and _ .* got 'macro-f1'; use \"macro_f1\"\.$",
+    ),
+    "metric named as the loss": (
+        lambda: spodgt.Learning(LINEAR, ENTROPY, DATA, DATA[0], metrics={"loss": len}),
+        r"other than \"loss\", got 'loss'; use \"f1\"\.$",
+    ),
     "metrics": (
         lambda: spodgt.Learning(LINEAR, ENTROPY, DATA, DATA[0], metrics=[len]),  # type: ignore[arg-type]
         r"metrics must be a dict",

@@ -33,7 +33,7 @@ from spodgt.training import Progress, compare
 from spodgt.training.stopping import STOP
 from spodgt.types import Bools
 from tests.distributed_pool import Pool
-from tests.helpers import build, make_run
+from tests.helpers import KINDS, build, make_run
 
 pytestmark = pytest.mark.network
 CLIENTS = 7
@@ -143,9 +143,8 @@ def test_any_number_of_processes(pool: Pool, name: str, size: int) -> None:
             "step_size": {"schedule": "constant", "start": 0.05, "warmup": 7},
         },
         {"weights": "working"},
-        {"compress": "int8"},
-        {"compress": {"kind": "top-k", "share": 0.4}, "momentum": 0.5},
-        {"compress": {"kind": "rand-k", "share": 0.4}},
+        {"compress": KINDS["top-k"], "momentum": 0.5},
+        *({"compress": kind} for kind in KINDS.values()),
     ],
     ids=[
         "momentum",
@@ -154,9 +153,8 @@ def test_any_number_of_processes(pool: Pool, name: str, size: int) -> None:
         "directions",
         "gradients",
         "weights",
-        "int8",
-        "top-k",
-        "rand-k",
+        "top-k and momentum",
+        *KINDS,
     ],
 )
 def test_values_per_client_are_cut_with_the_block(pool: Pool, fields: dict[str, Any]) -> None:

@@ -32,7 +32,7 @@ from spodgt.runtimes.events.executor import PlainSteps
 from spodgt.runtimes.events.world import EventWorld, check_run
 from spodgt.runtimes.simulator import Simulation
 from spodgt.runtimes.world import Run, World
-from tests.helpers import build, make_run
+from tests.helpers import KINDS, build, make_run
 from tests.strategies import SEEDS, networks
 
 
@@ -140,13 +140,13 @@ def test_a_running_mean_is_of_the_clients_own_rounds(time: Time) -> None:
         assert_close(state.mean, rounds[-1].mean, rtol=0, atol=1e-12)
 
 
-SHORT = ["int8", {"kind": "top-k", "share": 0.4}, {"kind": "rand-k", "share": 0.4}]
+SLOW_KINDS = ("int8", "rand-k")
 
 
-@pytest.mark.parametrize("kind", SHORT)
-def test_short_messages_are_those_of_rounds(kind: Any) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_short_messages_are_those_of_rounds(kind: str) -> None:
     run = run_of(
-        spodgt.method("spod-gt-memory", step_size=0.05, compress=kind),
+        spodgt.method("spod-gt-memory", step_size=0.05, compress=KINDS[kind]),
         Bernoulli(0.6, 0.7),
         noise=0.1,
     )
@@ -166,10 +166,14 @@ def test_short_messages_are_those_of_rounds(kind: Any) -> None:
 # --- where it does -----------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "kind",
-    [SHORT[1], *(pytest.param(kind, marks=pytest.mark.slow) for kind in (SHORT[0], SHORT[2]))],
+    [
+        *(kind for kind in KINDS if kind not in SLOW_KINDS),
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW_KINDS),
+    ],
 )
-def test_short_messages_reach_the_optimum_with_delays(kind: Any) -> None:
-    run = run_of(spodgt.method("spod-gt-memory", step_size=0.1, compress=kind), Bernoulli(0.6, 0.7))
+def test_short_messages_reach_the_optimum_with_delays(kind: str) -> None:
+    algorithm = spodgt.method("spod-gt-memory", step_size=0.1, compress=KINDS[kind])
+    run = run_of(algorithm, Bernoulli(0.6, 0.7))
     world = EventWorld(
         [run], Time(compute=SLOW, latency=LATE, bandwidth=500.0), dtype=torch.float64
     )
@@ -185,7 +189,7 @@ def test_short_messages_reach_the_optimum_with_delays(kind: Any) -> None:
     sigma=st.floats(0, 2),
     latency=st.sampled_from([0.0, 0.05, 3.0, LATE, {"kind": "uniform", "low": 0.0, "high": 2.0}]),
     bandwidth=st.sampled_from([None, 50.0, 500.0]),
-    kind=st.sampled_from([None, *SHORT]),
+    kind=st.sampled_from([None, *KINDS.values()]),
 )
 @settings(deadline=None, max_examples=60)
 def test_no_mass_is_lost_at_any_event(

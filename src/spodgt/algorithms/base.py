@@ -24,6 +24,7 @@ from spodgt.algorithms.hyperparameters import (
     Positive,
     Rate,
     Schedule,
+    Share,
     check_fields,
     fraction,
     positive,
@@ -54,6 +55,7 @@ __all__ = [
     "Rule",
     "S",
     "Schedule",
+    "Share",
     "Sporadic",
     "State",
     "Tensor",
@@ -205,10 +207,11 @@ class Algorithm(deprecated.OldNames, ABC, Generic[S, R]):
         """Fill in `traits.state`; a class with a new step does not inherit the compiled one."""
         super().__init_subclass__()
         deprecated.adopt_old_hooks(cls)
+        inherited = getattr(super(cls, cls), "traits", None)
         if "traits" in vars(cls):
             state = _state_fields(cls) or cls.traits.state
             cls.traits = replace(cls.traits, state=state)
-        elif _changes_step(cls) and hasattr(cls, "traits"):
+        if inherited is not None and _changes_step(cls) and _same_step(cls.traits, inherited):
             cls.traits = replace(cls.traits, rule=None, compiled=None)
 
     def __post_init__(self) -> None:
@@ -291,6 +294,14 @@ def _changes_step(cls: type[Algorithm]) -> bool:
         name for name, value in vars(cls).items() if isfunction(value) and not name.startswith("__")
     }
     return bool(methods - _SETUP_HOOKS)
+
+
+def _same_step(traits: Traits, inherited: Traits) -> bool:
+    """Whether traits are inherited, or are other traits that declare the step of the parent."""
+    if traits is inherited:
+        return True
+    is_tracking = traits.compiled == "gradient-tracking"
+    return is_tracking and (traits.rule, traits.compiled) == (inherited.rule, inherited.compiled)
 
 
 class LocalSteps(Algorithm[S]):

@@ -1,7 +1,13 @@
 """Types of hyperparameters and their checks: numbers, numbers per client, step-size schedules.
 
-A field typed `Rate`, `Positive`, `Count`, `NotNegative` or `Fraction` is checked and converted by
-`check_fields` when a method is created.
+    Rate         a step size: a number above 0, one per client, or a schedule
+    Positive     a number above 0
+    NotNegative  a number of at least 0
+    Fraction     a number in [0, 1]
+    Share        a number in (0, 1], such as the weight of new values in an average
+    Count        a whole number above 0
+
+A field with one of these types is checked and converted by `check_fields` when a method is created.
 """
 
 from __future__ import annotations
@@ -147,6 +153,7 @@ Positive = Annotated[float, positive]
 Count = Annotated[int, positive_integer]
 NotNegative = Annotated[float, NumberCheck(zero=True)]
 Fraction = Annotated[float, NumberCheck(zero=True, maximum=1.0)]  # in [0, 1]
+Share = Annotated[float, NumberCheck(maximum=1.0)]  # in (0, 1]
 
 
 @dataclass(frozen=True)

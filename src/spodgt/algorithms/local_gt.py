@@ -22,9 +22,8 @@ from typing import Annotated, NamedTuple
 
 import torch
 
-from spodgt.algorithms.base import Rate, Tensor
+from spodgt.algorithms.base import Rate, Share, Tensor
 from spodgt.algorithms.block_steps import BlockSteps
-from spodgt.algorithms.hyperparameters import NumberCheck
 from spodgt.algorithms.rounds import BlockRound
 from spodgt.algorithms.spod_gt_memory import SpodGTMemory
 from spodgt.participation.local_blocks import BlockLengths, check_block_lengths
@@ -49,7 +48,7 @@ class LocalGT(BlockSteps[LocalGTState, BlockRound]):
     )  # fmt: skip
     step_size: Rate = 0.01  # η
     local_steps: Annotated[BlockLengths, check_block_lengths] = 5
-    averaging: Annotated[float, NumberCheck(maximum=1.0)] = 1.0  # α
+    averaging: Share = 1.0  # α
 
     def init(self, x: Tensor, round: BlockRound) -> LocalGTState:
         zero = x.new_zeros(x.shape)

@@ -11,7 +11,7 @@ x̃ = x - η y with η = m/τ. In the paper α decays; a constant one is exact f
 
 from dataclasses import dataclass, replace
 
-from spodgt.algorithms.base import Rate, Round, TrackingState
+from spodgt.algorithms.base import Rate, Round, Share, TrackingState
 from spodgt.algorithms.diging import DIGing
 
 
@@ -20,7 +20,7 @@ class Next(DIGing):
     name = "next"
     traits = replace(DIGing.traits, source="di2016next", mixed_fields=(("gossip", "y"),))
     step_size: Rate = 0.01  # η
-    averaging: Rate = 1.0  # α
+    averaging: Share = 1.0  # α
 
     def step(self, state: TrackingState, round: Round) -> TrackingState:
         best = state.x - self.step_size * state.y  # x̃

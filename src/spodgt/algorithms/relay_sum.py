@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 
 from spodgt.algorithms.base import Algorithm, Availability, Fraction, Network, Rate, Tensor, Traits
+from spodgt.algorithms.hyperparameters import Share
 from spodgt.algorithms.rounds import TreeRound
 from spodgt.participation.availability import symmetric_links, wait_for_clients
 from spodgt.participation.tree_routing import TreeRouting
@@ -32,12 +33,11 @@ class RelaySumState(NamedTuple):
 class RelaySum(Algorithm[RelaySumState, TreeRound]):
     name = "relay-sum"
     traits = Traits(
-        source="vogels2021relaysum", mixing="pull+push", sporadic_clients="yes",
-        sporadic_links="yes", two_way=True, mixed_fields=(("pull", "total"),), tracking=True,
-        exact="yes", vectors=2,
+        source="vogels2021relaysum", mixing="pull+push", sporadic_clients="yes", sporadic_links="yes",
+        two_way=True, mixed_fields=(("pull", "total"),), tracking=True, exact="yes", vectors=2,
     )  # fmt: skip
     step_size: Rate = 0.01  # η
-    averaging: Fraction = 1.0  # β
+    averaging: Share = 1.0  # β
     patience: Fraction = 0.5  # participation rates are p^(1 - patience); 0: never waits
 
     def adapt_availability(self, availability: Availability, network: Network) -> Availability:

@@ -33,6 +33,7 @@ class SpodGT(Algorithm[TrackingState]):
     step_size: Rate = 0.01  # η
 
     def gradient(self, x: Tensor, g: Tensor, round: Round) -> Tensor:
+        """g⁺ at the new models x; g is that of the last round, zero in round 0."""
         return round.grad(x)
 
     def init(self, x: Tensor, round: Round) -> TrackingState:

@@ -6,6 +6,7 @@ f(model, batch), averaged over the batches by their sizes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Real
@@ -130,6 +131,12 @@ def read_metrics(given: object, *, loss_calls_model: bool) -> tuple[UserMetric, 
     return tuple(_read_metric(name, value, loss_calls_model) for name, value in given.items())
 
 
+def _suggest_name(name: object) -> str:
+    """A name that is allowed and resembles `name`, such as "macro_f1" for "macro-f1"."""
+    suggestion = re.sub(r"\W+", "_", str(name)).strip("_")
+    return suggestion if suggestion.isidentifier() and suggestion != "loss" else "f1"
+
+
 def _read_metric(name: object, value: object, loss_calls_model: bool) -> UserMetric:
     function = value
     better: object = "up"
@@ -137,7 +144,8 @@ def _read_metric(name: object, value: object, loss_calls_model: bool) -> UserMet
         function, better = value
     if not isinstance(name, str) or not name.isidentifier() or name == "loss":
         raise InvalidInput(
-            f'metrics must have names of letters other than "loss", got {name!r}; use "f1".'
+            "metrics must have names of letters, digits and _ that begin with a letter, other than "
+            f'"loss", got {name!r}; use "{_suggest_name(name)}".'
         )
     if not callable(function):
         raise InvalidInput(

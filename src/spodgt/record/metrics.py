@@ -3,7 +3,7 @@
 A new metric is a row of `METRICS`; tables, figures and the report read everything from there. A
 metric that the problem computes (accuracy, or one of the user) has several rows: of the clients, of
 the average model, of the worst client, and of the running means if the method has them; `declare`
-adds those of the user.
+adds those of the user. A row sees no predictions: functions of these are in `problems/metrics.py`.
 """
 
 from __future__ import annotations

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from spodgt.network import Digraph, Network
-from spodgt.types import Availability, Floats, Ints
+from spodgt.types import Array, Availability, Floats, Ints
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,7 +59,7 @@ def networks_table(drawn: Iterable[tuple[int, Network, Availability]]) -> pd.Dat
     return pd.concat(tables, ignore_index=True)
 
 
-def link_columns(network: Network, availability: Availability) -> dict[str, Any]:
+def link_columns(network: Network, availability: Availability) -> dict[str, list[str] | Array]:
     """The columns of a table with one row per client, then one per link."""
     clients = np.arange(network.clients)
     return {

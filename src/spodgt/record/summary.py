@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -123,7 +123,7 @@ def summary_latex(record: Record) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _latex_value(row: Mapping[Any, Any], metric: str) -> str:
+def _latex_value(row: Mapping[Hashable, float], metric: str) -> str:
     """Mean ± σ of a row of the summary; without σ if there is one seed."""
     if row["diverged"]:
         return "diverged"

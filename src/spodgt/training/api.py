@@ -112,6 +112,7 @@ def train(
         options: one of the limits `rounds`, `epochs`, `delay` and `seconds`; `seeds`, `stop_when`,
             `out`, `resume`, `progress`, `callbacks`, … as for `compare`.
     """
+    reject_unknown_options(options, TrainOptions.__annotations__, "train")
     return compare([method], problem, network, participation, **options)
 
 

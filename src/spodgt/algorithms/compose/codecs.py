@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -68,6 +68,8 @@ class Int8Codec:
     Powers of two make the products exact in any floating-point type and fit into one byte.
     """
 
+    bits: ClassVar[int] = 8  # of an integer with its sign; another width also needs its own `pack`
+
     def quantize(self, rows: Tensor) -> Tensor:
         """The nearest representable rows (n, columns); numbers below 2⁻¹²⁰ become zero."""
         integers, exponents = self._split(rows)
@@ -99,7 +101,9 @@ class Int8Codec:
         blocks = _blocks(rows)
         largest = blocks.abs().amax(2, keepdim=True)
         mantissa, exponent = torch.frexp(largest)  # largest = mantissa 2^exponent, ½ ≤ mantissa < 1
-        exponent = exponent - 7 + (mantissa > 127 / 128).to(exponent.dtype)
+        limit = 2 ** (self.bits - 1)  # integers are smaller in absolute value
+        is_rounded_up = mantissa > (limit - 1) / limit  # to `limit`, without a larger exponent
+        exponent = exponent - (self.bits - 1) + is_rounded_up.to(exponent.dtype)
         exponent = exponent.clamp(_MIN_EXPONENT, _MAX_EXPONENT)
         return torch.ldexp(blocks, -exponent).round(), exponent
 
@@ -148,6 +152,7 @@ class Int8Intervals:
         exact: The uncompressed columns.
     """
 
+    codec: ClassVar[Int8Codec] = Int8Codec()
     exact: slice
 
     @classmethod
@@ -158,19 +163,18 @@ class Int8Intervals:
     def size(self, columns: int, item: int) -> int:
         """Bytes of a row of `item`-byte numbers."""
         exact_columns = len(range(*self.exact.indices(columns)))
-        return Int8Codec().size(columns, item) + item * exact_columns
+        return self.codec.size(columns, item) + item * exact_columns
 
     def pack(self, rows: Tensor) -> Tensor:
         """(n, size) bytes of any rows."""
         exact_bytes = _aligned(rows[:, self.exact]).view(torch.uint8)
-        return torch.cat([Int8Codec().pack(rows), exact_bytes], 1)
+        return torch.cat([self.codec.pack(rows), exact_bytes], 1)
 
     def unpack(self, data: Tensor, columns: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The centres of the intervals and half their lengths, (n, columns) each."""
-        codec = Int8Codec()
-        int8_bytes = codec.size(columns, 0)
-        centre = codec.unpack(data[:, :int8_bytes], columns, dtype)
-        half_scales = codec.scales(data[:, :int8_bytes], columns, dtype) / 2
+        int8_bytes = self.codec.size(columns, 0)
+        centre = self.codec.unpack(data[:, :int8_bytes], columns, dtype)
+        half_scales = self.codec.scales(data[:, :int8_bytes], columns, dtype) / 2
         half_length = half_scales.expand(-1, -1, _BLOCK).flatten(1)[:, :columns].contiguous()
         centre[:, self.exact] = _aligned(data[:, int8_bytes:]).view(dtype)
         half_length[:, self.exact] = 0.0
