@@ -75,12 +75,18 @@ class SpodgtCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def check_arguments(args: TrainingArguments) -> None:
-    """Refuse arguments with which the limit would not be exact, or that shard the model."""
+    """Refuse arguments that move the limit, replace the model at the end, or shard it."""
     if args.max_grad_norm:
         raise InvalidInput(
             f"max_grad_norm={args.max_grad_norm} clips gradients before they are corrected, which "
             "moves the limit; use max_grad_norm=0 in TrainingArguments and "
             f"SpodgtCallback(..., max_norm={args.max_grad_norm})."
+        )
+    if args.load_best_model_at_end:
+        raise InvalidInput(
+            "load_best_model_at_end=True replaces the site's last model by an older one, which the "
+            "validation data of one site have chosen and the other sites would receive; leave it out: "
+            "the last model is that of the run, and spodgt peer export writes it."
         )
     for name in ("fsdp", "deepspeed"):
         if getattr(args, name, None):
