@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,78 @@ def test_resumed_training_records_only_its_own_steps(tmp_path: Path) -> None:
     assert trainer.state.global_step == 3
     assert session.correction.steps == 1
     assert torch.allclose(model.w, torch.full((3,), 1 - 3 * 0.5 * (0.5 + D)))
+
+
+class Crashed(Exception):
+    """Ends a training in the middle."""
+
+
+def train_joined(folder: Path, *, crash_after: int = 0, resume: bool | None = None) -> list[float]:
+    """Twelve steps of a cosine schedule at a site; returns the learning rate of each step made."""
+    import transformers
+
+    from spodgt.integrations.transformers import SpodgtCallback
+
+    site = SpodgtCallback(
+        folder / "run" / "p0",
+        block_steps=2,
+        max_silent_blocks=None,
+        linger_seconds=0.1,
+        durability="process",
+        checkpoint_blocks=2,
+    )
+    rates = []
+
+    class Rates(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_pre_optimizer_step(
+            self, *_: object, optimizer: torch.optim.Optimizer, **others: object
+        ) -> None:
+            rates.append(float(optimizer.param_groups[0]["lr"]))
+
+        def on_step_end(self, *_: object, **others: object) -> None:
+            if len(rates) == crash_after:
+                raise Crashed
+
+    trainer = transformers.Trainer(
+        Slope(),
+        transformers.TrainingArguments(
+            str(folder / "trainer"),
+            max_steps=12,
+            max_grad_norm=0,
+            per_device_train_batch_size=1,
+            learning_rate=1.0,
+            lr_scheduler_type="cosine",
+            optim="sgd",
+            report_to="none",
+            save_strategy="steps",
+            save_steps=3,
+            disable_tqdm=True,
+            use_cpu=True,
+        ),
+        train_dataset=[{"slope": torch.tensor(0.5)}] * 4,
+        callbacks=[site, Rates()],
+    )
+    try:
+        trainer.train(resume_from_checkpoint=resume)
+    except Crashed as error:
+        site.session.end(error)  # the folder is released, as by the end of the process
+    return rates
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("resume", [None, True])
+def test_start_after_a_crash_makes_the_rest_of_the_schedule(
+    tmp_path: Path, resume: bool | None
+) -> None:
+    """7 of 12 steps: 6 are committed, the schedule was saved after 4, the Trainer's state after 6."""
+    from tests.sites.fleet_of_threads import make_run
+
+    make_run(tmp_path / "run", Slope(), 2)
+    first = train_joined(tmp_path, crash_after=7)
+    rest = train_joined(tmp_path, resume=resume)
+    rates = first[:6] + rest
+    expected = [0.5 * (1 + math.cos(math.pi * step / 12)) for step in range(12)]
+    assert rates == pytest.approx(expected)
 
 
 def test_loading_the_best_model_at_the_end_is_refused(tmp_path: Path) -> None:
