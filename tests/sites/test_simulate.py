@@ -149,11 +149,17 @@ def test_the_error_of_a_script_is_found_in_its_output(output: str, message: str)
 
 def test_bad_input_is_one_sentence_and_makes_no_folder(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    (tmp_path / "other.py").write_text("print('no join here')")
+    # without join, with the progress bar of a library
+    bar = "import sys; sys.stderr.write('\\r 50%|##  | 1/2\\r100%|####| 2/2\\n')"
+    (tmp_path / "other.py").write_text(bar)
+    (tmp_path / "broken.py").write_text(f"{bar}; raise ValueError('no data')")
     (tmp_path / "taken").mkdir()
     cases = {
         "training script missing.py does not exist": ["missing.py"],
-        "other.py did not reach spodgt.join": ["other.py"],
+        "other.py ended without calling spodgt.join; add spodgt.join or a SpodgtCallback": [
+            "other.py"
+        ],
+        "broken.py ended with exit code 1 before spodgt.join: ValueError: no data": ["broken.py"],
         "clients must be at least 2, got 1": ["train.py", "--clients", "1"],
         "network.clients must be a whole number": ["train.py", "--clients", "x"],
         "network.kind='knot' is not known": ["train.py", "--graph", "knot"],

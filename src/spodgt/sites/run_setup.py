@@ -51,7 +51,6 @@ def read_layout(script: Path, arguments: Sequence[str] = (), seconds: float = 60
                 env=environment,
                 timeout=seconds,
                 capture_output=True,
-                text=True,
                 check=False,
             )
         except subprocess.TimeoutExpired:
@@ -60,9 +59,28 @@ def read_layout(script: Path, arguments: Sequence[str] = (), seconds: float = 60
                 "training."
             ) from None
         if not target.exists():
-            last_line = (done.stderr.strip().splitlines() or ["it printed no error"])[-1]
-            raise InvalidInput(f"{script} did not reach spodgt.join: {last_line}")
+            raise InvalidInput(_why_not_joined(script, done.returncode, done.stderr))
         return RowLayout.from_table(json.loads(target.read_text()))
+
+
+def _why_not_joined(script: Path, code: int, errors: bytes) -> str:
+    """One sentence on a script that has ended before its `spodgt.join`.
+
+    Args:
+        script: The script.
+        code: Its exit code.
+        errors: What it has printed to stderr.
+    """
+    if code == 0:
+        return (
+            f"{script} ended without calling spodgt.join; add spodgt.join or a SpodgtCallback to it, "
+            "see docs/howto/join.md."
+        )
+    text = errors.decode(errors="replace").replace("\r\n", "\n")
+    # lines with a carriage return are progress bars
+    lines = [line for line in text.split("\n") if line.strip() and "\r" not in line]
+    reason = lines[-1].strip() if lines else "it printed no error"
+    return f"{script} ended with exit code {code} before spodgt.join: {reason}"
 
 
 def write_layout_and_exit(layout: RowLayout, target: Path) -> None:
