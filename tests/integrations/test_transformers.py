@@ -194,7 +194,7 @@ def train_joined(folder: Path, *, crash_after: int = 0, resume: bool | None = No
 def test_start_after_a_crash_makes_the_rest_of_the_schedule(
     tmp_path: Path, resume: bool | None
 ) -> None:
-    """7 of 12 steps: 6 are committed, the schedule was saved after 4, the Trainer's state after 6."""
+    """6 of 7 steps are committed, the schedule after 4, the state of the Trainer after 6."""
     from tests.sites.fleet_of_threads import make_run
 
     make_run(tmp_path / "run", Slope(), 2)
@@ -271,3 +271,45 @@ def test_adapters_are_the_only_columns() -> None:
     assert layout.tracked == 2 * (4 + 4)
     assert all("lora" in spec.name for spec in layout.parameters)
     assert layout.frozen
+
+
+@pytest.mark.network
+def test_exported_adapters_are_loaded_and_saved_with_peft(tmp_path: Path) -> None:
+    """The lines of docs/howto/join.md."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        peft = pytest.importorskip("peft")
+    from safetensors.torch import load_file
+
+    from spodgt.peer.membership import run_folders
+    from spodgt.sites.api import join
+    from tests.sites.fleet_of_threads import make_run
+
+    def adapted(seed: int) -> nn.Module:
+        torch.manual_seed(0)
+        base = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+        torch.manual_seed(seed)
+        model: nn.Module = peft.get_peft_model(
+            base, peft.LoraConfig(r=2, target_modules=["0"], init_lora_weights=False)
+        )
+        return model
+
+    trained = adapted(1)
+    make_run(tmp_path / "run", trained, 2)
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+    x = torch.ones(1, 4)
+    with join(tmp_path / "run" / "p0", trained, optimizer, block_steps=1, linger_seconds=0.1):
+        torch.autograd.backward(trained(x).sum())
+        optimizer.step()
+    exported = tmp_path / "model.safetensors"
+    run_folders.export(tmp_path / "run" / "p0", exported)
+
+    model = adapted(2)
+    found = model.load_state_dict(load_file(exported), strict=False)
+    assert not found.unexpected_keys
+    model.save_pretrained(tmp_path / "adapters")  # type: ignore[operator] # of PEFT
+    torch.manual_seed(0)
+    base = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    loaded: nn.Module = peft.PeftModel.from_pretrained(base, str(tmp_path / "adapters"))
+    assert torch.equal(loaded(x), trained(x))
+    assert torch.equal(model(x), trained(x))
