@@ -32,8 +32,8 @@ class SpodgtCallback(TrainerCallback):  # type: ignore[misc]
         folder: Of the site, made by `spodgt peer init --script` and `spodgt peer issue`.
         options: Those of `spodgt.join`, such as block_steps. max_norm clips gradients.
 
-    The losses and accuracies that the Trainer logs are reported to `spodgt peer status`. A start after
-    a crash makes the steps that remain of `max_steps`, along the rest of the schedule.
+    The losses and accuracies that the Trainer logs are reported to `spodgt peer status`. A start
+    after a crash makes the steps that remain of `max_steps`, along the rest of the schedule.
     """
 
     def __init__(self, folder: str | Path, **options: Unpack[JoinOptions]) -> None:
@@ -101,9 +101,9 @@ def check_arguments(args: TrainingArguments) -> None:
         )
     if args.load_best_model_at_end:
         raise InvalidInput(
-            "load_best_model_at_end=True replaces the site's last model by an older one, which the "
-            "validation data of one site have chosen and the other sites would receive; leave it out: "
-            "the last model is that of the run, and spodgt peer export writes it."
+            "load_best_model_at_end=True replaces the site's last model by an older one, which "
+            "the validation data of one site have chosen and the other sites would receive; leave "
+            "it out: the last model is that of the run, and spodgt peer export writes it."
         )
     for name in ("fsdp", "deepspeed"):
         if getattr(args, name, None):

@@ -73,8 +73,8 @@ def _why_not_joined(script: Path, code: int, errors: bytes) -> str:
     """
     if code == 0:
         return (
-            f"{script} ended without calling spodgt.join; add spodgt.join or a SpodgtCallback to it, "
-            "see docs/howto/join.md."
+            f"{script} ended without calling spodgt.join; add spodgt.join or a SpodgtCallback to "
+            "it, see docs/howto/join.md."
         )
     text = errors.decode(errors="replace").replace("\r\n", "\n")
     # lines with a carriage return are progress bars
