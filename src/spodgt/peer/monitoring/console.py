@@ -80,7 +80,8 @@ def overview(rows: list[dict[str, Any]]) -> Table:
         "days",
         "age",
     )
-    table = Table(*heads, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    # fits into 80 columns; the box has a space between columns
+    table = Table(*heads, box=box.SIMPLE_HEAD, padding=0, show_edge=False)
     for row in rows:
         up, age = sum(n["state"] == "up" for n in row["neighbours"]), time.time() - row["time"]
         numbers = f"{row['k']:,}", f"{row['gradients']:,}", f"{row['rounds_per_second']:.0f}"
