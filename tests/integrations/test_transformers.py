@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -132,29 +133,95 @@ def test_resumed_training_records_only_its_own_steps(tmp_path: Path) -> None:
     assert torch.allclose(model.w, torch.full((3,), 1 - 3 * 0.5 * (0.5 + D)))
 
 
-def test_best_model_is_loaded_before_the_site_ends(tmp_path: Path) -> None:
-    class Watched(LocalSession):
-        def end(self, error: BaseException | None = None) -> None:
-            super().end(error)
-            self.last_model = self.correction.row.read()
+class Crashed(Exception):
+    """Ends a training in the middle."""
 
-    session = Watched()
-    model, trainer = train(
-        tmp_path,
-        session,
-        slopes=[0.5] * 3,
-        max_steps=3,
-        eval_strategy="steps",
-        eval_steps=1,
-        save_strategy="steps",
-        save_steps=1,
-        label_names=["slope"],  # makes the Trainer compute a loss in evaluation
-        load_best_model_at_end=True,
-        greater_is_better=True,  # the loss falls, so the first checkpoint is the best
+
+def train_joined(folder: Path, *, crash_after: int = 0, resume: bool | None = None) -> list[float]:
+    """Twelve steps of a cosine schedule at a site; returns the learning rate of each step made."""
+    import transformers
+
+    from spodgt.integrations.transformers import SpodgtCallback
+
+    site = SpodgtCallback(
+        folder / "run" / "p0",
+        block_steps=2,
+        max_silent_blocks=None,
+        linger_seconds=0.1,
+        durability="process",
+        checkpoint_blocks=2,
     )
-    assert trainer.state.best_model_checkpoint.endswith("checkpoint-1")
-    assert torch.allclose(model.w, torch.full((3,), 1 - 0.5 - D))
-    assert torch.equal(session.last_model[:3].float(), model.w.detach())
+    rates = []
+
+    class Rates(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_pre_optimizer_step(
+            self, *_: object, optimizer: torch.optim.Optimizer, **others: object
+        ) -> None:
+            rates.append(float(optimizer.param_groups[0]["lr"]))
+
+        def on_step_end(self, *_: object, **others: object) -> None:
+            if len(rates) == crash_after:
+                raise Crashed
+
+    trainer = transformers.Trainer(
+        Slope(),
+        transformers.TrainingArguments(
+            str(folder / "trainer"),
+            max_steps=12,
+            max_grad_norm=0,
+            per_device_train_batch_size=1,
+            learning_rate=1.0,
+            lr_scheduler_type="cosine",
+            optim="sgd",
+            report_to="none",
+            save_strategy="steps",
+            save_steps=3,
+            disable_tqdm=True,
+            use_cpu=True,
+        ),
+        train_dataset=[{"slope": torch.tensor(0.5)}] * 4,
+        callbacks=[site, Rates()],
+    )
+    try:
+        trainer.train(resume_from_checkpoint=resume)
+    except Crashed as error:
+        site.session.end(error)  # the folder is released, as by the end of the process
+    return rates
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("resume", [None, True])
+def test_start_after_a_crash_makes_the_rest_of_the_schedule(
+    tmp_path: Path, resume: bool | None
+) -> None:
+    """6 of 7 steps are committed, the schedule after 4, the state of the Trainer after 6."""
+    from tests.sites.fleet_of_threads import make_run
+
+    make_run(tmp_path / "run", Slope(), 2)
+    first = train_joined(tmp_path, crash_after=7)
+    rest = train_joined(tmp_path, resume=resume)
+    rates = first[:6] + rest
+    expected = [0.5 * (1 + math.cos(math.pi * step / 12)) for step in range(12)]
+    assert rates == pytest.approx(expected)
+
+
+def test_loading_the_best_model_at_the_end_is_refused(tmp_path: Path) -> None:
+    """The last block ends after that, so an older model would be sent to the neighbours."""
+    session = LocalSession()
+    with pytest.raises(InvalidInput, match=r"load_best_model_at_end=True .*; leave it out"):
+        train(
+            tmp_path,
+            session,
+            slopes=[0.5] * 3,
+            max_steps=3,
+            eval_strategy="steps",
+            eval_steps=1,
+            save_strategy="steps",
+            save_steps=1,
+            label_names=["slope"],  # makes the Trainer compute a loss in evaluation
+            load_best_model_at_end=True,
+        )
+    assert session.hooks is None  # not joined
 
 
 def test_accelerate_accumulates_and_clips_after_the_correction() -> None:
@@ -204,3 +271,45 @@ def test_adapters_are_the_only_columns() -> None:
     assert layout.tracked == 2 * (4 + 4)
     assert all("lora" in spec.name for spec in layout.parameters)
     assert layout.frozen
+
+
+@pytest.mark.network
+def test_exported_adapters_are_loaded_and_saved_with_peft(tmp_path: Path) -> None:
+    """The lines of docs/howto/join.md."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        peft = pytest.importorskip("peft")
+    from safetensors.torch import load_file
+
+    from spodgt.peer.membership import run_folders
+    from spodgt.sites.api import join
+    from tests.sites.fleet_of_threads import make_run
+
+    def adapted(seed: int) -> nn.Module:
+        torch.manual_seed(0)
+        base = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+        torch.manual_seed(seed)
+        model: nn.Module = peft.get_peft_model(
+            base, peft.LoraConfig(r=2, target_modules=["0"], init_lora_weights=False)
+        )
+        return model
+
+    trained = adapted(1)
+    make_run(tmp_path / "run", trained, 2)
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+    x = torch.ones(1, 4)
+    with join(tmp_path / "run" / "p0", trained, optimizer, block_steps=1, linger_seconds=0.1):
+        torch.autograd.backward(trained(x).sum())
+        optimizer.step()
+    exported = tmp_path / "model.safetensors"
+    run_folders.export(tmp_path / "run" / "p0", exported)
+
+    model = adapted(2)
+    found = model.load_state_dict(load_file(exported), strict=False)
+    assert not found.unexpected_keys
+    model.save_pretrained(tmp_path / "adapters")  # type: ignore[operator] # of PEFT
+    torch.manual_seed(0)
+    base = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    loaded: nn.Module = peft.PeftModel.from_pretrained(base, str(tmp_path / "adapters"))
+    assert torch.equal(loaded(x), trained(x))
+    assert torch.equal(model(x), trained(x))

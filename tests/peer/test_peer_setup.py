@@ -9,6 +9,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 import urllib.request
 from contextlib import closing
 from dataclasses import replace
@@ -732,6 +733,28 @@ def test_what_a_peer_has_done_is_shown(run: Path) -> None:
     for has_ended in (False, True):
         console.print(overview([{**row, "has_ended": has_ended}]))
         assert console.export_text().count("ended") == has_ended
+
+
+def test_the_overview_fits_into_80_columns() -> None:
+    row = {
+        "name": "lima",
+        "k": 1234,
+        "gradients": 61_700,
+        "rounds_per_second": 12.0,
+        "loss": 1.23e-5,
+        "accuracy": 0.971,
+        "consensus": 3.12e-5,
+        "audit": 3.97e-16,
+        "neighbours": [{"state": "up"}] * 4,
+        "time": time.time(),
+        "days_left": 364.9,
+    }
+    console = Console(record=True, width=80, file=io.StringIO())
+    console.print(overview([row]))
+    shown = console.export_text()
+    assert "…" not in shown
+    assert "gradients" in shown
+    assert "3.97e-16" in shown
 
 
 def test_a_running_mean_is_scored_shown_and_exported(tmp_path: Path, cli: Cli) -> None:

@@ -130,6 +130,21 @@ def test_settings_that_the_script_has_changed_are_used(
     assert third.rate == pytest.approx(expected.rate)
 
 
+def test_values_that_a_schedule_sets_are_no_change_of_the_script(tmp_path: Path) -> None:
+    """A Trainer with resume_from_checkpoint has advanced its schedule before it joins."""
+    script = Script(tmp_path, torch.optim.SGD, lr=0.1)
+    script.train(5)
+    script.checkpoint.save()
+    resumed = Script(tmp_path, torch.optim.SGD, lr=0.1)
+    resumed.train(3)
+    resumed.checkpoint = Checkpoint(
+        tmp_path, resumed.objects, lambda _, text: resumed.texts.append(text)
+    )
+    resumed.restore()
+    assert not resumed.texts
+    assert resumed.rate == script.rate
+
+
 def test_state_of_another_optimizer_is_not_used(tmp_path: Path) -> None:
     script = Script(tmp_path, torch.optim.SGD, lr=0.1, momentum=0.9)
     script.train()

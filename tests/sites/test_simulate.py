@@ -158,14 +158,16 @@ def test_the_error_of_a_script_is_found_in_its_output(output: str, message: str)
 
 def test_bad_input_is_one_sentence_and_makes_no_folder(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    (tmp_path / "other.py").write_text("print('no join here')")
-    (tmp_path / "fails.py").write_text("raise ValueError('no data\\nin the folder')")
+    # the progress bar of a library is no reason
+    bar = "import sys; sys.stderr.write('\\r 50%|##  | 1/2\\r100%|####| 2/2\\n')"
+    (tmp_path / "other.py").write_text(bar)
+    (tmp_path / "fails.py").write_text(f"{bar}; raise ValueError('no data\\nin the folder')")
     (tmp_path / "lbfgs.py").write_text(JOIN.format("LBFGS(model.parameters())", 1))
     (tmp_path / "steps.py").write_text(JOIN.format("SGD(model.parameters())", -1))
     (tmp_path / "taken").mkdir()
     cases = {
         "training script missing.py does not exist": ["missing.py"],
-        "other.py ended without a call of spodgt.join; put its training loop": ["other.py"],
+        "other.py ended without calling spodgt.join; add spodgt.join or a": ["other.py"],
         "did not reach spodgt.join: ValueError: no data.": ["fails.py"],
         "did not reach spodgt.join: LBFGS evaluates": ["lbfgs.py"],
         "did not reach spodgt.join: block_steps must be a positive number, got -1": ["steps.py"],

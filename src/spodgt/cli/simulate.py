@@ -92,7 +92,7 @@ def simulate(
     *,
     sites: SiteOptions,
 ) -> None:
-    """Run a training script unchanged at several sites, as processes on this machine."""
+    """Run a script that calls spodgt.join at several sites, as processes on this machine."""
     with peer_extra():
         from spodgt.sites.simulate import SiteProcesses, prepare
         from spodgt.sites.simulation_report import SimulationResult, write_report

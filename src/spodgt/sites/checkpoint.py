@@ -30,6 +30,7 @@ FILE = "training.safetensors"
 KIND = "training state"  # of events
 _TENSOR = "tensor:"
 _CHECKSUM = "checksum"  # key of the texts' checksum
+_POSITION = ("last_epoch", "_step_count", "_last_lr")  # in the state of a scheduler
 _DTYPES = {  # names in the header of a safetensors file
     torch.float64: "F64",
     torch.float32: "F32",
@@ -162,13 +163,13 @@ def _restore(each: HasState, state: StateDict, *, keeps_settings: bool) -> None:
             pairs = zip(present, state["param_groups"], strict=True)
             state["param_groups"] = [{**own, **saved} for own, saved in pairs]
     elif keeps_settings and isinstance(each, LRScheduler):
-        _advance(each, state["last_epoch"])
+        advance_schedule(each, state["last_epoch"])
         return
     each.load_state_dict(state)
 
 
-def _advance(scheduler: LRScheduler, last_epoch: int) -> None:
-    """Step a new schedule to where the old one was."""
+def advance_schedule(scheduler: LRScheduler, last_epoch: int) -> None:
+    """Step a schedule to a position; one that is there already remains."""
     if isinstance(scheduler, ReduceLROnPlateau):
         return  # its steps need the losses; it begins anew
     with warnings.catch_warnings():
@@ -191,16 +192,27 @@ def _checksum(texts: Mapping[str, str]) -> str:
 
 
 def _settings(each: HasState) -> dict[str, str]:
-    """What the script has chosen, by path; nothing for a scaler, whose scale adapts itself."""
+    """What the script has chosen, by path, without what changes in training.
+
+    That is the position of a schedule, the lr that it sets, and the scale of a scaler.
+    """
     found: dict[str, str] = {}
     if isinstance(each, Optimizer):
         for number, group in enumerate(each.param_groups):
             chosen = {key: value for key, value in group.items() if key != "params"}
+            if "initial_lr" in chosen:  # a schedule sets lr from it
+                chosen["lr"] = chosen.pop("initial_lr")
             prefix = f"{number}." if len(each.param_groups) > 1 else ""
             _collect_settings(chosen, prefix, found)
     elif isinstance(each, LRScheduler):
         _collect_settings(each.state_dict(), "", found)
+        found = {path: text for path, text in found.items() if not _is_position(path)}
     return found
+
+
+def _is_position(path: str) -> bool:
+    """Whether a value of a scheduler's state changes with its steps."""
+    return any(part in _POSITION for part in path.split("."))
 
 
 def _collect_settings(value: object, path: str, found: dict[str, str]) -> None:

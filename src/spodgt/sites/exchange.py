@@ -72,6 +72,7 @@ class Exchange:
         self.publisher = Publisher(self.node, self.transport)
         self.sender = Sender(self.node, self.publisher, self.store)
         self.upkeep = Upkeep(self.node, self.transport, self.membership, self.reporter.journal)
+        self._postponed: set[str] = set()  # links of the last block whose receivers were away
         self._published: object = None  # the state of the method that the training thread has
         self._publish_correction()
 
@@ -121,6 +122,8 @@ class Exchange:
             self._answer()
         else:
             self.publisher.send_again()
+        if self._postponed:
+            self._use_postponed_links()
         self._publish_correction()
         if self.reporter.due:
             self._report()
@@ -174,16 +177,33 @@ class Exchange:
         self.handover.finish_block()
 
     def _active_links(self, k: int) -> list[str]:
-        """The out-links drawn for block k; all of them in the last block before the site waits."""
+        """The out-links drawn for block k; all of them in the last block before the site waits.
+
+        Links whose receivers are not connected are postponed. Mass on them would be missing in the
+        sum of the trackers of all others until the receiver returns.
+        """
         node = self.node
         if not self.has_common_model:
             return []
         limit = self.options.max_silent_blocks
         if limit is not None and k + 1 - node.state.last_received_round >= limit:
-            return list(node.state.out)
-        manifest = self.membership.manifest
-        probabilities = manifest.probabilities(self.name)
-        return active_links(probabilities, manifest.seed, node.member.client_index, k)
+            drawn = list(node.state.out)
+        else:
+            manifest = self.membership.manifest
+            probabilities = manifest.probabilities(self.name)
+            drawn = active_links(probabilities, manifest.seed, node.member.client_index, k)
+        connected = self.transport.connected()
+        self._postponed = {name for name in drawn if name not in connected}
+        return [name for name in drawn if name in connected]
+
+    def _use_postponed_links(self) -> None:
+        """Use links whose receivers have returned; a site that waits ends no block to do it."""
+        node = self.node
+        returned = self._postponed & self.transport.connected() & node.handshaken
+        if returned and not node.has_ended:
+            self._postponed -= returned
+            node.put_on_links(sorted(returned))
+            self.sender.commit_and_send()
 
     def _publish_correction(self) -> None:
         """Offer y - c to the training thread if it has changed."""

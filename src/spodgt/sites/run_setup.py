@@ -55,7 +55,6 @@ def read_layout(script: Path, arguments: Sequence[str] = (), seconds: float = 60
                 env=environment,
                 timeout=seconds,
                 capture_output=True,
-                text=True,
                 check=False,
             )
         except subprocess.TimeoutExpired:
@@ -66,16 +65,21 @@ def read_layout(script: Path, arguments: Sequence[str] = (), seconds: float = 60
         if not target.exists():
             if done.returncode == 0:
                 raise InvalidInput(
-                    f"{script} ended without a call of spodgt.join; put its training loop inside "
-                    "`with spodgt.join(...)`."
+                    f"{script} ended without calling spodgt.join; add spodgt.join or a "
+                    "SpodgtCallback to it, see docs/howto/join.md."
                 )
-            raise InvalidInput(f"{script} did not reach spodgt.join: {find_error(done.stderr)}.")
+            errors = done.stderr.decode(errors="replace")
+            raise InvalidInput(f"{script} did not reach spodgt.join: {find_error(errors)}.")
         return RowLayout.from_table(json.loads(target.read_text()))
 
 
 def find_error(output: str) -> str:
-    """The message of the last traceback in the output of a script, or else its last line."""
-    lines = output.strip().splitlines()
+    """The message of the last traceback in the output of a script, or else its last line.
+
+    Lines with a carriage return are progress bars, and left out.
+    """
+    text = output.replace("\r\n", "\n")
+    lines = [line for line in text.split("\n") if line.strip() and "\r" not in line]
     if not lines:
         return "it printed nothing"
     message = lines[-1].strip()

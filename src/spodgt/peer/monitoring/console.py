@@ -91,18 +91,11 @@ def _events(journal: Journal) -> list[Text]:
 
 def overview(rows: list[Json]) -> Table:
     """Several clients, one row each, from their status files."""
-    columns: tuple[str, ...] = (
-        "client",
-        "round",
-        "gradients",
-        "/s",
-        "loss",
-        "acc",
-        "consensus",
-        "audit",
-    )
-    columns += ("links", "days", "age")
-    table = Table(*columns, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    heads = ("client", "round", "grads", "/s", "loss", "acc", "consensus", "audit", "links", "days")
+    table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)  # fits into 80 columns
+    for head in (*heads, "age"):
+        has_mean = head in ("loss", "acc")  # on a line of its own where the terminal is narrow
+        table.add_column(head, overflow="fold", no_wrap=not has_mean)
     for row in rows:
         up = sum(link["state"] == "up" for link in row["neighbours"])
         days_left = row.get("days_left")

@@ -69,6 +69,11 @@ class Transport:
         into = dict(self.in_links.traffic)
         return [*((name, link.traffic) for name, link in out.items()), *into.items()]
 
+    def connected(self) -> set[str]:
+        """The receivers whose stream is up."""
+        out = dict(self.out)  # a copy, as in `traffic`
+        return {name for name, stream in out.items() if stream.traffic.state == "up"}
+
     async def stop(self) -> None:
         dialers: list[LinkDialer] = [*self.out.values(), *self.in_links.dialers.values()]
         for dialer in dialers:
