@@ -476,7 +476,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "picture": (
         "network --out n.txt",
-        "picture 'n.txt' must end in .png, .svg, .pdf; use network.png.",
+        "picture 'n.txt' must end in .png, .svg, .pdf; use n.png.",
     ),
     "seed of a network": (
         "network --seed -1",
@@ -756,7 +756,15 @@ CALLS: dict[str, tuple[Any, str]] = {
     ),
     "picture": (
         lambda: train(rounds=1).plot("x.bmp", "loss"),
-        "picture 'x.bmp' must end in .png, .svg, .pdf; use network.png.",
+        "picture 'x.bmp' must end in .png, .svg, .pdf; use x.png.",
+    ),
+    "picture in a folder": (
+        lambda: train(rounds=1).plot("figures/curves.docx", "loss"),
+        "picture 'figures/curves.docx' must end in .png, .svg, .pdf; use figures/curves.png.",
+    ),
+    "picture without a name": (
+        lambda: train(rounds=1).plot("", "loss"),
+        "picture '' must end in .png, .svg, .pdf; use network.png.",
     ),
     "seed of a picture": (
         lambda: train(rounds=1, seeds=[3, 4]).plot_network("x.png", seed=0),
