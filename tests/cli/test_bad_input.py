@@ -591,6 +591,7 @@ NO_CUDA = (
     else "Torch not compiled with CUDA enabled"
 )
 TABLE: Any = pd.DataFrame({"a": [1.0]})
+LOADER: Any = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(1, 1)))
 RING = spodgt.Network.ring(4)  # 0 → 1 → 2 → 3 → 0
 
 
@@ -753,6 +754,10 @@ CALLS: dict[str, tuple[Any, str]] = {
         lambda: spodgt.Learning(torch.nn.Linear(1, 1), torch.nn.MSELoss(), {"north": TABLE}),
         "client 'north' holds a DataFrame; give arrays of its columns, such as "
         '(frame[["a", "b"]].to_numpy("float32"), frame["label"].to_numpy()).',
+    ),
+    "data loader": (
+        lambda: spodgt.Learning(torch.nn.Linear(1, 1), torch.nn.MSELoss(), {"north": LOADER}),
+        "client 'north' is a DataLoader, which has batches instead of samples; give loader.dataset.",
     ),
     "picture": (
         lambda: train(rounds=1).plot("x.bmp", "loss"),
