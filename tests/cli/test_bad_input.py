@@ -476,7 +476,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "picture": (
         "network --out n.txt",
-        "picture 'n.txt' must end in .png, .svg, .pdf; use network.png.",
+        "picture 'n.txt' must end in .png, .svg, .pdf; use n.png.",
     ),
     "seed of a network": (
         "network --seed -1",
@@ -591,6 +591,7 @@ NO_CUDA = (
     else "Torch not compiled with CUDA enabled"
 )
 TABLE: Any = pd.DataFrame({"a": [1.0]})
+LOADER: Any = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(1, 1)))
 RING = spodgt.Network.ring(4)  # 0 → 1 → 2 → 3 → 0
 
 
@@ -754,9 +755,21 @@ CALLS: dict[str, tuple[Any, str]] = {
         "client 'north' holds a DataFrame; give arrays of its columns, such as "
         '(frame[["a", "b"]].to_numpy("float32"), frame["label"].to_numpy()).',
     ),
+    "data loader": (
+        lambda: spodgt.Learning(torch.nn.Linear(1, 1), torch.nn.MSELoss(), {"north": LOADER}),
+        "client 'north' is a DataLoader, which has batches instead of samples; give loader.dataset.",
+    ),
     "picture": (
         lambda: train(rounds=1).plot("x.bmp", "loss"),
-        "picture 'x.bmp' must end in .png, .svg, .pdf; use network.png.",
+        "picture 'x.bmp' must end in .png, .svg, .pdf; use x.png.",
+    ),
+    "picture in a folder": (
+        lambda: train(rounds=1).plot("figures/curves.docx", "loss"),
+        "picture 'figures/curves.docx' must end in .png, .svg, .pdf; use figures/curves.png.",
+    ),
+    "picture without a name": (
+        lambda: train(rounds=1).plot("", "loss"),
+        "picture '' must end in .png, .svg, .pdf; use network.png.",
     ),
     "seed of a picture": (
         lambda: train(rounds=1, seeds=[3, 4]).plot_network("x.png", seed=0),

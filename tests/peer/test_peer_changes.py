@@ -329,7 +329,7 @@ def test_a_running_client_is_exported_and_backed_up_and_comes_back(
     Peer(home, "p0", Options(durability="process", rounds=20)).run()
     peer = Peer(home, "p0", Options(durability="process"))  # holds the lock from here on
     told = run_folders.export(home, tmp_path / "model.safetensors")
-    assert told["k"] == "21"
+    assert told["k"] == 21
     file = tmp_path / "p0.backup"
     assert backup(home, file)["k"] == 21
     assert file.stat().st_mode & 0o777 == 0o600

@@ -233,7 +233,7 @@ def test_a_peer_alone_waits_and_restarts_where_it_was(run: Path) -> None:
     assert run_folders.audit_folders([home]).local["p0"] <= 1e-12
     told = run_folders.export(home, run / "model.safetensors")
     assert torch.equal(load_file(run / "model.safetensors")["x"], peer.node.state.method.x[0])
-    assert told["k"] == "61"
+    assert told["k"] == 61
 
 
 def test_a_lone_peer_that_is_started_again_does_not_drift_on(run: Path) -> None:
@@ -735,26 +735,22 @@ def test_what_a_peer_has_done_is_shown(run: Path) -> None:
         assert console.export_text().count("ended") == has_ended
 
 
-def test_the_overview_fits_into_80_columns() -> None:
+@pytest.mark.parametrize("mean", [None, 0.12345])
+def test_the_status_of_long_runs_fits_80_columns(mean: float | None) -> None:
     row = {
-        "name": "lima",
-        "k": 1234,
-        "gradients": 61_700,
-        "rounds_per_second": 12.0,
-        "loss": 1.23e-5,
-        "accuracy": 0.971,
-        "consensus": 3.12e-5,
-        "audit": 3.97e-16,
-        "neighbours": [{"state": "up"}] * 4,
-        "time": time.time(),
-        "days_left": 364.9,
-    }
-    console = Console(record=True, width=80, file=io.StringIO())
+        "name": "nairobi", "k": 1_234_567, "gradients": 1_234_567, "rounds_per_second": 48.2,
+        "loss": 0.12345, "mean_loss": mean, "accuracy": 0.82345, "mean_accuracy": mean,
+        "consensus": 1.234e-05, "audit": 1.234e-17, "neighbours": [{"state": "up"}] * 2,
+        "time": time.time(), "days_left": 29.94, "has_ended": True,
+    }  # fmt: skip
+    console = Console(width=80, file=io.StringIO(), record=True)
     console.print(overview([row]))
     shown = console.export_text()
     assert "…" not in shown
-    assert "gradients" in shown
-    assert "3.97e-16" in shown
+    words = "client round grads /s loss acc consensus audit links days age"
+    assert words.split() == shown.splitlines()[1].split()
+    for cell in ("nairobi 1,234,567 1,234,567 48 0.123", "1.2e-05", "1.2e-17", "2/2", "ended"):
+        assert cell in shown
 
 
 def test_a_running_mean_is_scored_shown_and_exported(tmp_path: Path, cli: Cli) -> None:
@@ -785,6 +781,7 @@ def test_a_running_mean_is_scored_shown_and_exported(tmp_path: Path, cli: Cli) -
     assert (code, out) == (0, f"2 tensors, 7,850 numbers: {target}\n")
     exported = json.loads(cli("peer", "export", str(home), str(target), "--mean", "--json")[1])
     assert exported["file"] == str(target)
+    assert {type(exported[key]) for key in ("k", "epoch", "gradients")} == {int}
     flat = torch.cat([tensor.flatten() for tensor in load_file(target).values()])
     assert torch.equal(flat.sort().values, mean[0].float().sort().values)
 

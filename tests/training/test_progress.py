@@ -46,6 +46,15 @@ def test_bars_on_a_terminal_and_lines_elsewhere() -> None:
     assert isinstance(create_display(Console(file=io.StringIO())), ProgressLog)
 
 
+@pytest.mark.parametrize(("ipywidgets", "shown"), [(None, ProgressLog), (object(), Display)])
+def test_a_notebook_without_widgets_has_lines(
+    monkeypatch: pytest.MonkeyPatch, ipywidgets: object, shown: type
+) -> None:
+    """Bars of rich need ipywidgets; without it they are a warning."""
+    monkeypatch.setattr("spodgt.training.progress.find_spec", lambda name: ipywidgets)
+    assert isinstance(create_display(Console(force_jupyter=True)), shown)
+
+
 @pytest.mark.parametrize("quiet", [True, False])
 def test_quiet_on_the_command_line(
     tmp_path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch, quiet: bool

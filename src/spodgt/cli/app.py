@@ -11,24 +11,67 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from typer.core import TyperCommand, TyperGroup
 
 from spodgt.errors import InvalidInput
 
 if TYPE_CHECKING:
     from spodgt.experiment import Experiment
 
-app = typer.Typer(
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class _Command(TyperCommand):
+    """A command whose help shows no type beside --help."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """The option --help; its empty metavar hides the type `bool`, as in `flag`."""
+        return _without_type(super().get_help_option(ctx))
+
+
+class _Group(TyperGroup):
+    """A group of commands whose help shows no type beside --help."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """The option --help, as of a command."""
+        return _without_type(super().get_help_option(ctx))
+
+
+def _without_type(option: Any) -> Any:
+    if option is not None:
+        option.metavar = ""
+    return option
+
+
+class Application(typer.Typer):
+    """A group of commands; all of them show flags without a type."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(cls=_Group, **options)
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[Function], Function]:
+        """As `typer.Typer.command`.
+
+        Args:
+            name: Of the command; by default that of the function.
+            options: Of typer.
+        """
+        return super().command(name, **{"cls": _Command, **options})
+
+
+app = Application(
     help="Decentralized federated learning over directed graphs, with clients and links that are "
     "only intermittently available.",
     no_args_is_help=True,
@@ -57,7 +100,11 @@ def _global_options(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", help="Print the version.", callback=_print_version, is_eager=True
+            "--version",
+            help="Print the version.",
+            metavar="",
+            callback=_print_version,
+            is_eager=True,
         ),
     ] = False,
 ) -> None:

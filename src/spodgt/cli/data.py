@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
-from spodgt.cli.app import JsonOption, app, plain_table
+from spodgt.cli.app import Application, JsonOption, app, plain_table
 
-data_app = typer.Typer(help="List, download and import data sets.", no_args_is_help=True)
+data_app = Application(help="List, download and import data sets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
 

@@ -194,10 +194,12 @@ def check_suffix(path: str | Path) -> None:
     Args:
         path: File to write later.
     """
-    if not isinstance(path, str | Path) or Path(path).suffix.lower() not in SUFFIXES:
-        raise InvalidInput(
-            f"picture {str(path)!r} must end in {', '.join(SUFFIXES)}; use network.png."
-        )
+    if isinstance(path, str | Path) and Path(path).suffix.lower() in SUFFIXES:
+        return
+    example = "network.png"
+    if isinstance(path, str | Path) and Path(path).stem.strip("."):
+        example = str(Path(path).with_suffix(".png"))
+    raise InvalidInput(f"picture {str(path)!r} must end in {', '.join(SUFFIXES)}; use {example}.")
 
 
 def save(figure: Figure, path: Path) -> Path:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib.util import find_spec
 from typing import TextIO
 
 from rich.console import Console
@@ -158,7 +159,13 @@ def _note(progress: Progress) -> str:
 
 
 def create_display(console: Console, *, name_width: int = 18) -> Display | ProgressLog:
-    """Progress bars on a terminal or in a notebook, lines elsewhere."""
-    if console.is_terminal or console.is_jupyter:
+    """Progress bars on a terminal or in a notebook, lines elsewhere.
+
+    In a notebook without `ipywidgets`, rich shows a warning instead of a bar; there it is lines.
+    """
+    has_bars = console.is_terminal
+    if console.is_jupyter:
+        has_bars = find_spec("ipywidgets") is not None
+    if has_bars:
         return Display(console, name_width=name_width)
     return ProgressLog()

@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from spodgt.cli.app import app
+from spodgt.cli.app import Application, app
 from spodgt.errors import InvalidInput
 
-peer_app = typer.Typer(
+peer_app = Application(
     help="Run clients as real peers: asynchronous, authenticated and crash-safe.",
     no_args_is_help=True,
 )

@@ -339,10 +339,10 @@ def export(
     x = vectors["more:mean" if mean else "x"].float()
     named = _named_parameters(folder, x, meta, problem)
     tensors = {name: tensor.contiguous() for name, tensor in named.items()}
-    notes = {key: str(meta[key]) for key in ("run", "name", "k", "epoch", "gradients", "layout")}
-    save_file(tensors, target, notes)
+    facts = {key: meta[key] for key in ("run", "name", "k", "epoch", "gradients", "layout")}
+    save_file(tensors, target, {key: str(value) for key, value in facts.items()})
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
-    return {"file": str(target), "tensors": shapes, **notes}
+    return {"file": str(target), "tensors": shapes, **facts}
 
 
 def _named_parameters(

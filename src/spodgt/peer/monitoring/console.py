@@ -92,7 +92,7 @@ def _events(journal: Journal) -> list[Text]:
 def overview(rows: list[Json]) -> Table:
     """Several clients, one row each, from their status files."""
     heads = ("client", "round", "grads", "/s", "loss", "acc", "consensus", "audit", "links", "days")
-    table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)  # fits into 80 columns
+    table = Table(box=box.SIMPLE_HEAD, padding=0)  # the box has a space between columns
     for head in (*heads, "age"):
         has_mean = head in ("loss", "acc")  # on a line of its own where the terminal is narrow
         table.add_column(head, overflow="fold", no_wrap=not has_mean)
@@ -107,8 +107,8 @@ def overview(rows: list[Json]) -> Table:
             f"{row['rounds_per_second']:.0f}",
             _number(row["loss"]) + _beside(row.get("mean_loss")),
             _number(row["accuracy"]) + _beside(row.get("mean_accuracy")),
-            _number(row["consensus"]),
-            _number(row["audit"]),
+            _number(row["consensus"], digits=2),
+            _number(row["audit"], digits=2),
             f"{up}/{len(row['neighbours'])}",
             Text(_number(days_left), style="bold yellow" if ends_soon else ""),
             _age(row),
@@ -123,8 +123,8 @@ def _age(row: Json) -> Text:
     return Text(f"{age:.0f} s", style="red" if age > STALE_SECONDS else "")
 
 
-def _number(value: float | None) -> str:
-    return "–" if value is None or math.isnan(value) else f"{value:.3g}"
+def _number(value: float | None, digits: int = 3) -> str:
+    return "–" if value is None or math.isnan(value) else f"{value:.{digits}g}"
 
 
 def _beside(value: float | None) -> str:

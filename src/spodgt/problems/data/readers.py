@@ -100,7 +100,7 @@ class Reader:
             map-style Dataset                   itself, or a list of its samples if `cache`
 
         Raises:
-            InvalidData: for an IterableDataset, and for any other type.
+            InvalidData: for an IterableDataset, a DataLoader, and for any other type.
         """
         if isinstance(source, torch_data.IterableDataset):
             raise InvalidData(
@@ -108,6 +108,11 @@ class Reader:
                 "map-style Dataset with __len__ and __getitem__."
             )
         _refuse_data_frame(source, client_label)
+        if isinstance(source, torch_data.DataLoader):
+            raise InvalidData(
+                f"{client_label} is a DataLoader, which has batches instead of samples; give "
+                "loader.dataset."
+            )
         tensors = _tensors_of_dataset(source)
         if tensors is not None:
             return Stack(tensors)
