@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import networkx as nx
 import numpy as np
 import pandas as pd
 import pytest
@@ -337,3 +338,26 @@ def test_a_report_of_validation_data_does_not_say_test(validated: Path) -> None:
     report.draw(page)
     figure = (validated / "figure.svg").read_text()
     assert "validation accuracy" in figure
+
+
+def test_a_network_is_drawn_in_the_middle_with_labels_off_its_links() -> None:
+    network = spodgt.Network.from_networkx(nx.path_graph(["north", "south", "east", "west"]))
+    figure = figures.draw_network(network, np.full(4, 0.5), np.full(network.links, 0.5))
+    axes = figure.axes[0]
+    figure.draw_without_rendering()  # lays it out
+    box = axes.get_window_extent()
+    labels = [text for text in axes.texts if text.get_text()]
+    middle = np.array([(box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2])
+    centers = axes.transData.transform(axes.collections[0].get_offsets())
+    assert np.allclose((centers.min(0) + centers.max(0)) / 2, middle, atol=3)
+    assert box.x0 < 0.05 * figure.bbox.width
+    for text in labels:
+        extent = text.get_window_extent()
+        assert extent.x0 >= 0
+        assert not any(extent.contains(*center) for center in centers)
+
+
+def test_methods_of_similar_colours_have_different_dashes() -> None:
+    styles = figures.line_styles(["spod-gt", "spod-gt-memory"])
+    assert styles["spod-gt"].gaps == []
+    assert styles["spod-gt-memory"].gaps[1] >= 2  # visible in a column

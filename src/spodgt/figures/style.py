@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # The colours of Okabe and Ito, which are distinct with every kind of colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
-DASHES = ("-", "-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
+DASHES = ("-", "-", "--", "-.", ":", (0, (8, 3)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 _GAPS = {"-": (), "--": (4, 2), "-.": (4, 1.5, 1, 1.5), ":": (1, 1.5)}  # in line widths
 # Methods that often occur together have fixed colours; others get one by a hash of their name.
 _FIXED_COLOURS = {
