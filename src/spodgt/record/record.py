@@ -345,7 +345,10 @@ class Record:
             _check_columns(record)
             return record
         except (OSError, ValueError, KeyError, TypeError) as error:
+            _refuse_sweep(folder)
             reason = first_line(error)
+            if isinstance(error, FileNotFoundError):
+                reason = f"no {SUMMARY}" if not (folder / SUMMARY).exists() else "a file is missing"
             raise InvalidInput(
                 f"{folder} is not a whole run directory ({reason}); run it again."
             ) from None
@@ -353,6 +356,16 @@ class Record:
     # Deprecated names, removed in the next release.
     judged = RenamedAttribute("primary_metric")
     algorithms = RenamedAttribute("methods")
+
+
+def _refuse_sweep(folder: Path) -> None:
+    """Raise if a folder holds a sweep, whose cells are run folders."""
+    try:
+        cells = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))["cells"]
+        cell = folder / cells[0]["folder"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return
+    raise InvalidInput(f"{folder} holds a sweep; give the run folder of a cell, such as {cell}.")
 
 
 def _read_tables(folder: Path) -> dict[str, pd.DataFrame]:
