@@ -113,9 +113,12 @@ def summary_latex(record: Record) -> str:
     lines.append(r"\midrule")
     for number, row in enumerate(summary.to_dict("records")):
         time = f"{row[clock]:.4g}" if clock == "seconds" else f"{row[clock]:.0f}"
+        value = _latex_value(row, metric)
+        if number == 0 and len(summary) > 1:
+            value = _bold(value)
         cells = [
             _latex(str(row["method"])),
-            _latex_value(row, metric, is_best=number == 0 < len(summary) - 1),
+            value,
             f"{row['rounds']:.0f}",
             time,
         ]
@@ -124,19 +127,22 @@ def summary_latex(record: Record) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _latex_value(row: Mapping[Any, Any], metric: str, *, is_best: bool) -> str:
-    """Mean ± σ of a row of the summary; without σ if there is one seed; the best one is bold."""
+def _latex_value(row: Mapping[Any, Any], metric: str) -> str:
+    """Mean ± σ of a row of the summary; without σ if there is one seed."""
     if row["diverged"]:
         return "diverged"
     mean = float(row[metric])
     if math.isnan(mean):
         return "--"
     value = _latex_number(mean, metric, 4)
-    if is_best:
-        value = rf"\mathbf{{{value}}}"
     if row["seeds"] > 1:
         value += r" \pm " + _latex_number(float(row[f"{metric}_std"]), metric, 2)
     return f"${value}$"
+
+
+def _bold(value: str) -> str:
+    """A number of LaTeX in bold face; text remains as it is."""
+    return rf"$\mathbf{{{value.strip('$')}}}$" if value.startswith("$") else value
 
 
 def _latex_number(value: float, metric: str, digits: int) -> str:
