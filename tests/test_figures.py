@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import networkx as nx
 import numpy as np
 import pandas as pd
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import spodgt
-from spodgt import figures
+from spodgt import figures, report
 from spodgt.errors import InvalidInput
 from spodgt.record import Record
 
@@ -245,7 +246,20 @@ def test_panels_that_share_an_axis_fit_all_curves(tmp_path: Path) -> None:
 
 def test_a_latex_table_of_accuracies_is_aligned(classified: spodgt.Result) -> None:
     values = [line.split(" & ")[1] for line in classified.to_latex().splitlines()[4:6]]
-    assert all(re.fullmatch(r"\$[01]\.\d{4} \\pm 0\.\d{4}\$", value) for value in values)
+    assert all(re.fullmatch(r"\$[01]\.\d{4} \\pm 0\.\d{4}\$", _plain(value)) for value in values)
+
+
+def test_a_latex_table_names_the_data_and_prints_the_best_value_bold(
+    classified: spodgt.Result,
+) -> None:
+    lines = classified.to_latex().splitlines()
+    assert lines[2] == r"method & test accuracy & rounds & delay \\"
+    assert [r"\mathbf{" in line for line in lines[4:6]] == [True, False]
+
+
+def _plain(cell: str) -> str:
+    """A cell without the bold face of the best value."""
+    return re.sub(r"\\mathbf{(.*)}", r"\1", cell)
 
 
 def test_a_latex_table_of_small_losses_and_seconds() -> None:
@@ -280,3 +294,70 @@ def test_sweeps_are_short_in_a_shell_and_tables_in_a_notebook(tmp_path: Path) ->
     )
     assert repr(done) == "SweepResult(steps: 2 of 2 cells, run.step_size)"
     assert "<table" in done._repr_html_()
+
+
+@pytest.fixture(scope="module")
+def validated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that is evaluated on held-out samples."""
+    generator = torch.Generator().manual_seed(0)
+    clients = []
+    for _ in range(3):
+        inputs = torch.randn(40, 5, generator=generator)
+        clients.append((inputs, (inputs[:, 0] > 0).long()))
+    model = torch.nn.Linear(5, 2)
+    problem = spodgt.Learning(model, torch.nn.CrossEntropyLoss(), clients, test=clients[0])
+    folder = tmp_path_factory.mktemp("validated")
+    spodgt.train(
+        "spod-gt",
+        problem,
+        spodgt.Network.ring(3),
+        rounds=20,
+        evaluate_on="validation",
+        out=folder,
+    )
+    return folder
+
+
+def test_values_of_validation_data_are_not_labelled_test(validated: Path) -> None:
+    result = spodgt.Result.read(validated)
+    assert result.evaluated_on == "validation"
+    assert result.plot().get_ylabel() == "validation accuracy"
+    assert result.plot(metric="loss", width="column").get_ylabel() == "validation loss"
+    assert "& validation accuracy &" in result.to_latex()
+    assert "Evaluated on validation data" in str(result)
+    labels = [facts["label"] for facts in result.as_dict()["metrics"].values()]
+    assert not any(label.startswith("test ") for label in labels)
+
+
+def test_a_report_of_validation_data_does_not_say_test(validated: Path) -> None:
+    page = report.read(validated)
+    html = report.render(page).replace("not on test data", "")
+    assert "validation accuracy" in html
+    assert "test accuracy" not in html
+    assert "test loss" not in html
+    report.draw(page)
+    figure = (validated / "figure.svg").read_text()
+    assert "validation accuracy" in figure
+
+
+def test_a_network_is_drawn_in_the_middle_with_labels_off_its_links() -> None:
+    network = spodgt.Network.from_networkx(nx.path_graph(["north", "south", "east", "west"]))
+    figure = figures.draw_network(network, np.full(4, 0.5), np.full(network.links, 0.5))
+    axes = figure.axes[0]
+    figure.draw_without_rendering()  # lays it out
+    box = axes.get_window_extent()
+    labels = [text for text in axes.texts if text.get_text()]
+    middle = np.array([(box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2])
+    centers = axes.transData.transform(axes.collections[0].get_offsets())
+    assert np.allclose((centers.min(0) + centers.max(0)) / 2, middle, atol=3)
+    assert box.x0 < 0.05 * figure.bbox.width
+    for text in labels:
+        extent = text.get_window_extent()
+        assert extent.x0 >= 0
+        assert not any(extent.contains(*center) for center in centers)
+
+
+def test_methods_of_similar_colours_have_different_dashes() -> None:
+    styles = figures.line_styles(["spod-gt", "spod-gt-memory"])
+    assert styles["spod-gt"].gaps == []
+    assert styles["spod-gt-memory"].gaps[1] >= 2  # visible in a column

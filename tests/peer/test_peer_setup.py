@@ -375,6 +375,7 @@ def test_an_audit_passes_only_what_is_whole(
 
 OWN = """
 import torch, spodgt
+from pathlib import Path
 def build(clients, client=None, size=3):
     draws = torch.Generator().manual_seed(0)
     x, y = torch.randn(clients, 8, 4, generator=draws), torch.randint(size, (clients, 8), generator=draws)
@@ -948,3 +949,34 @@ def test_identity_with_any_flipped_bit_is_good_or_refused_in_one_sentence(part: 
         except InvalidInput:
             refused += 1
     assert refused > 4 * len(data)
+
+
+PROBLEM_OF_FILES = """
+import torch, spodgt
+from pathlib import Path
+NAMES = ["lima", "nairobi", "oslo"]
+def build(client=None):
+    def read(name):
+        x = torch.tensor([float(v) for v in Path(f"data/{name}.csv").read_text().split()]).reshape(-1, 2)
+        return x, (x[:, 0] > 0).long()
+    names = NAMES if client is None else [client]
+    data = {name: read(name) for name in names}
+    return spodgt.Learning(torch.nn.Linear(2, 2), torch.nn.CrossEntropyLoss(), data)
+"""
+
+
+def test_names_of_clients_are_those_of_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("problem.py").write_text(PROBLEM_OF_FILES)
+    command = ("peer", "init", "--clients", "3", "--problem", "problem.py:build")
+    code, _, errors = cli(*command)
+    assert code == 2
+    assert "'p0' is a default name, give the clients' names with --names." in errors
+    Path("data").mkdir()
+    for name in ("lima", "nairobi", "oslo"):
+        Path(f"data/{name}.csv").write_text("1 2 -1 3 2 2 -2 1")
+    code, out, _ = cli(*command, "--json")
+    assert code == 0
+    assert json.loads(out)["clients"] == ["lima", "nairobi", "oslo"]

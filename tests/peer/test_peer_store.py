@@ -265,8 +265,9 @@ def test_a_backup_on_a_read_only_disk_can_be_read(folder: Path, tmp_path: Path) 
 def test_a_running_client_is_read_only_if_asked(folder: Path) -> None:
     store = DiskStateStore(folder, durability="process")
     store.commit(vectors(1), {"k": 1})
-    with pytest.raises(StoreFailed, match="in use by another process"):
+    with pytest.raises(StoreFailed, match="in use by another process") as refused:
         stores.read(folder)
+    assert isinstance(refused.value, InvalidInput)  # exit code 2: no supervisor starts it again
     for k in range(2, 40):
         store.commit(vectors(k), {"k": k})
         found, meta = stores.read(folder, running=True)

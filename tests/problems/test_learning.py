@@ -342,7 +342,7 @@ BAD: dict[str, tuple[Any, str]] = {
     ),
     "not finite": (
         lambda: spodgt.Learning(linear(), nn.CrossEntropyLoss(), [(INPUTS[0] / 0, TARGETS[0])]),
-        "client 0 has inputs that are NaN or infinite; clean the data.",
+        "client 0 has inputs that are NaN or infinite, first in sample 0; clean the data.",
     ),
     "wrong size": (
         lambda: spodgt.Learning(

@@ -347,3 +347,11 @@ def test_a_test_sample_that_is_no_number_is_named() -> None:
     problem = spodgt.Learning(nn.Linear(5, 3), ENTROPY, DATA, WithHole(0, 5))
     with pytest.raises(InvalidData, match=r"test has NaN or infinite numbers in sample 5; clean"):
         spodgt.train("spod-gt", problem, spodgt.Network.ring(3), rounds=3)
+
+
+def test_numbers_that_are_not_finite_are_refused_with_their_sample() -> None:
+    inputs = torch.zeros(5, 2)
+    inputs[3, 1] = torch.nan
+    clients = [(torch.zeros(5, 2), torch.zeros(5).long()), (inputs, torch.zeros(5).long())]
+    with pytest.raises(InvalidData, match=r"client 1 has inputs .* first in sample 3; clean"):
+        spodgt.Learning(torch.nn.Linear(2, 2), torch.nn.CrossEntropyLoss(), clients)

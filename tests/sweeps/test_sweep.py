@@ -452,3 +452,22 @@ def test_a_figure_of_a_single_cell_is_mentioned(tmp_path: Path, cli: Cli) -> Non
     )
     assert code == 0
     assert f"{file} has no [sweep]: one cell is run." in err
+
+
+def test_a_key_of_the_grid_is_set_without_its_section(spec: experiments.Spec) -> None:
+    with pytest.raises(InvalidConfig, match=r"sweep\.run\.stepsize.*did you mean 'run\.step_size'"):
+        spec.override({"sweep.run.stepsize": [1]})
+
+
+def test_cells_of_other_settings_are_mentioned(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "quadratics.toml"
+    file.write_text(QUADRATIC.format(delay=5).replace("0.01, 0.02, 0.05", "0.01, 0.02"))
+    command = ("sweep", str(file), "--out", str(tmp_path / "out"), "--workers", "1")
+    assert "of other settings" not in cli(*command, "--seeds", "1")[2]
+    code, _, errors = cli(*command, "--seeds", "1", "--set", "run.delay=7")
+    assert code == 0
+    assert f"2 cells of other settings remain in {tmp_path / 'out' / 'cells'}." in errors
+    code, _, errors = cli("export", str(tmp_path / "out"), "model.safetensors")
+    assert code == 2
+    assert "holds a sweep; give the run folder of a cell, such as" in errors
+    assert "Errno" not in errors

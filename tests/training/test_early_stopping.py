@@ -373,3 +373,25 @@ def test_best_models_that_were_not_kept() -> None:
 def test_early_stopping_checks_its_fields(fields: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InvalidInput, match=sentence):
         spodgt.EarlyStopping(**fields)
+
+
+def test_the_summary_names_the_best_evaluations(tmp_path: Path) -> None:
+    result = compare(linear_problem(), keep="best", out=tmp_path)
+    assert [(run.method, run.seed) for run in result.best] == [
+        (method, seed) for method in METHODS for seed in range(3)
+    ]
+    for run in result.best:
+        rows = result.frame[(result.frame["method"] == run.method)]
+        values = rows[rows["seed"] == run.seed].set_index("round")[run.metric]
+        assert run.value == values.max() == values[run.round]
+    means = {method: [r.value for r in result.best if r.method == method] for method in METHODS}
+    for method, best in means.items():
+        line = next(line for line in str(result).splitlines() if f"best: {method} at" in line)
+        assert line.endswith(f": test accuracy {sum(best) / 3:.4g}, mean of 3 seeds")
+    assert spodgt.Result.read(tmp_path).best == result.best
+
+
+def test_a_summary_without_best_models_names_none() -> None:
+    result = compare(linear_problem(), seeds=[0])
+    assert result.best == []
+    assert "best:" not in str(result)

@@ -226,3 +226,11 @@ def test_a_missing_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)
     with pytest.raises(InvalidInput, match=r"pip install 'spodgt\[wandb\]'"):
         spodgt.loggers.WandB()
+
+
+def test_an_unknown_client_is_refused_with_the_nearest_name() -> None:
+    clients = {name: (torch.ones(4, 2), torch.zeros(4).long()) for name in ("oslo", "lima")}
+    problem = spodgt.Learning(torch.nn.Linear(2, 2), torch.nn.CrossEntropyLoss(), clients)
+    result = spodgt.train("spod-gt", problem, spodgt.Network.ring(2), rounds=2)
+    with pytest.raises(InvalidInput, match="client='Olso' is not a client; did you mean 'oslo'"):
+        result.model(client="Olso")

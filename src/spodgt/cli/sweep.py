@@ -188,6 +188,8 @@ class _SweepRunner:
         except KeyboardInterrupt:
             exit_interrupted(folder)
         self.records[folder] = record
+        if cells_folder is None:
+            _mention_other_cells(record, folder / "cells")
         reports.write(folder)
         if not self.as_json:
             if record.grid and len(record.results):
@@ -212,6 +214,16 @@ class _SweepRunner:
                 print_message(f"error: {record.name}/{cell}: {reason}")
         if not all(record.complete for record in self.records.values()):
             raise typer.Exit(1)
+
+
+def _mention_other_cells(record: SweepRecord, cells_folder: Path) -> None:
+    """Print one line if the folder holds cells that are not part of this sweep."""
+    names = {cell.name for cell in record.cells}
+    others = [path for path in cells_folder.glob("*/config.toml") if path.parent.name not in names]
+    if others:
+        cells = "1 cell" if len(others) == 1 else f"{len(others)} cells"
+        verb = "remains" if len(others) == 1 else "remain"
+        print_message(f"{cells} of other settings {verb} in {cells_folder}.")
 
 
 def exit_interrupted(folder: Path) -> NoReturn:

@@ -74,6 +74,7 @@ def plot_curves(
     title: str = "",
     note: str = "",
     method_names: Mapping[str, str] | None = None,
+    evaluated_on: str = "test",
     axes: Axes | None = None,
 ) -> Figure:
     """Mean over seeds with a light band of one standard deviation, one line per method.
@@ -90,6 +91,7 @@ def plot_curves(
         title: Title above the axes.
         note: Small print below them, with the style "column".
         method_names: See `line_styles`.
+        evaluated_on: The data of the metric, for its label: "test" or "validation".
         axes: Draw here, with a plain legend, instead of in a new figure.
     """
     axis_labels = statistics.axes(frame)
@@ -115,13 +117,13 @@ def plot_curves(
         _label_x_axis(axes, axis_labels.get(against, against), is_bytes=against == "bytes")
         _scale_y_axis(axes, metric, bands)
         if not is_new:
-            decorate(axes, metric)
+            decorate(axes, metric, evaluated_on)
             axes.legend(framealpha=0.8, edgecolor="none")
             return figure
         if style != "screen":
-            finish_column(figure, [axes], metric, title, note)
+            finish_column(figure, [axes], metric, title, note, evaluated_on)
             return figure
-        decorate(axes, metric)
+        decorate(axes, metric, evaluated_on)
         if title:
             axes.set_title(title)
         _add_final_values(axes, bands, metric, frame["seed"].nunique())
@@ -188,6 +190,7 @@ def plot_sweep(
     title: str = "",
     note: str = "",
     method_names: Mapping[str, str] | None = None,
+    evaluated_on: str = "test",
 ) -> Figure:
     """Final values of a metric against the first key, one panel for each value of the other keys.
 
@@ -198,6 +201,7 @@ def plot_sweep(
         title: Title, if there is one panel.
         note: Small print below.
         method_names: See `line_styles`.
+        evaluated_on: The data of the metric, for its label: "test" or "validation".
     """
     from matplotlib.figure import Figure
 
@@ -217,7 +221,7 @@ def plot_sweep(
                 texts.append(f"{other.rsplit('.', 1)[-1]} {label(value)}")
             _plot_panel(axes, part, key, metric, styles)
             axes.set_title(", ".join(texts))
-        finish_column(figure, all_axes, metric, title, note)
+        finish_column(figure, all_axes, metric, title, note, evaluated_on)
     return figure
 
 
@@ -305,8 +309,7 @@ def plot_step_sizes(frame: pd.DataFrame, metric: str, chosen: dict[str, float]) 
                 axes.plot(step_size, best, marker="*", markersize=14, color=line["color"])
     axes.set_xscale("log")
     axes.set_xlabel("step size")
-    decorate(axes, metric)
-    axes.set_ylabel(axes.get_ylabel().replace("test ", "validation "))  # a search has no test data
+    decorate(axes, metric, "validation")  # a search has no test data
     fractions = ", ".join(f"{budget:g}" for budget in budgets)
     title = f"best step size; runs of {fractions}\nof the whole, the longest strongest"
     axes.legend(title=title, **_SIDE_LEGEND)

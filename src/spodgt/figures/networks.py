@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _SMALL = 60  # clients up to which they have labels and links have arrow heads
 _MAX_INSIDE = 3  # characters that fit into the circle of a client
 _MAX_LINKS = 20_000  # more links would make a black square
+_LIGHTEST = 0.2  # part of the colour map that is too light on white
+_SIDES = np.array([[0.0, -1.0], [0.0, 1.0], [1.0, 0.0], [-1.0, 0.0]])  # below first
 _DARK = 0.55  # probability above which the fill is so dark that labels are white
 _SVG_SIZE = 480.0
 _SVG_MARGIN = 34.0
@@ -37,10 +39,11 @@ def draw_network(
     """
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
+    from matplotlib.colors import ListedColormap, Normalize
 
     figure, axes = new_figure(7.2, 5.6)
-    mappable = ScalarMappable(Normalize(0, 1), colormaps["viridis_r"])
+    shades = ListedColormap(colormaps["viridis_r"](np.linspace(_LIGHTEST, 1, 256)))
+    mappable = ScalarMappable(Normalize(0, 1), shades)
     is_small = network.clients <= _SMALL
     size = 520 if is_small else max(4, 20000 / network.clients)  # area of a circle, in points²
     positions = separate_overlaps(client_positions(network), 0.09)
@@ -58,9 +61,14 @@ def draw_network(
     )
     if is_small:
         for client, position in enumerate(positions):
-            _draw_label(axes, network.label(client), position, p[client], np.sqrt(size) / 2)
-    axes.set_aspect("equal")
-    axes.margins(0.1)
+            side = _free_side(network, positions, client)
+            radius = np.sqrt(size) / 2
+            _draw_label(axes, network.label(client), position, p[client], radius, side)
+    axes.set_aspect("equal", adjustable="datalim")  # the axes fill the figure
+    has_long_labels = (
+        is_small and max(map(len, map(network.label, range(network.clients)))) > _MAX_INSIDE
+    )
+    axes.margins(x=0.2 if has_long_labels else 0.1, y=0.1)
     axes.axis("off")
     bar = figure.colorbar(mappable, ax=axes, shrink=0.75)
     bar.set_label("probability per round: clients compute with p, links work with p̂")
@@ -94,14 +102,38 @@ def _draw_lines(axes: Axes, starts: Floats, ends: Floats, p_hat: Floats, colours
     axes.add_collection(LineCollection(lines, linewidths=0.3 + 0.5 * p_hat, colors=colours))
 
 
-def _draw_label(axes: Axes, label: str, position: Floats, p: float, radius: float) -> None:
-    """The label inside of the circle, or below it if it is too long."""
+def _free_side(network: Network | DrawnNetwork, positions: Floats, client: int) -> Floats:
+    """The side of a client that is farthest from its links, as a unit vector; below if possible."""
+    ends = [
+        *positions[network.receivers[network.senders == client]],
+        *positions[network.senders[network.receivers == client]],
+    ]
+    best: Floats = _SIDES[0]
+    smallest = np.inf
+    for side in _SIDES:
+        nearest = -1.0  # cosine of the smallest angle to a link
+        for end in ends:
+            across = end - positions[client]
+            nearest = max(nearest, float(side @ across / (np.linalg.norm(across) or 1.0)))
+        if nearest < smallest - 0.1:
+            best = side
+            smallest = nearest
+    return best
+
+
+def _draw_label(
+    axes: Axes, label: str, position: Floats, p: float, radius: float, side: Floats
+) -> None:
+    """The label inside of the circle, or on one side of it if it is too long."""
     from matplotlib.patheffects import withStroke
 
     fits = len(label) <= _MAX_INSIDE
+    offset = (0.0, 0.0) if fits else tuple((radius + (3 if side[0] else 7)) * side)
+    across = 0 if fits else int(side[0])
     axes.annotate(
-        label, tuple(position), (0, 0 if fits else -radius - 7), textcoords="offset points",
-        ha="center", va="center", color="white" if fits and p > _DARK else "black", zorder=4,
+        label, tuple(position), offset, textcoords="offset points",
+        ha=("center", "left", "right")[across], va="center",
+        color="white" if fits and p > _DARK else "black", zorder=4,
         fontsize=10 if fits else 8,
         path_effects=[] if fits else [withStroke(linewidth=2, foreground="white")],
     )  # fmt: skip

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from spodgt.errors import Failed, InvalidInput
-from spodgt.record.metrics import METRICS
+from spodgt.record.metrics import METRICS, label_of
 from spodgt.record.run_folder import write
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # The colours of Okabe and Ito, which are distinct with every kind of colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
-DASHES = ("-", "-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
+DASHES = ("-", "-", "--", "-.", ":", (0, (8, 3)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 _GAPS = {"-": (), "--": (4, 2), "-.": (4, 1.5, 1, 1.5), ":": (1, 1.5)}  # in line widths
 # Methods that often occur together have fixed colours; others get one by a hash of their name.
 _FIXED_COLOURS = {
@@ -141,10 +141,10 @@ def style_context(style: FigureStyle) -> contextlib.AbstractContextManager[None]
     return mpl.rc_context({} if style == "screen" else _COLUMN_STYLE)  # type: ignore[arg-type]
 
 
-def decorate(axes: Axes, metric: str) -> None:
+def decorate(axes: Axes, metric: str, evaluated_on: str = "test") -> None:
     """Set the label, limits, grid and spines of the axes of a metric."""
     description = METRICS.get(metric)
-    axes.set_ylabel(description.label if description else metric)
+    axes.set_ylabel(label_of(metric, evaluated_on))
     if description and description.unit == "fraction":
         _limit_to_fractions(axes)
     axes.grid(visible=True, alpha=0.3)
@@ -164,11 +164,16 @@ def _limit_to_fractions(axes: Axes) -> None:
 
 
 def finish_column(
-    figure: Figure, panels: Sequence[Axes], metric: str, title: str, note: str
+    figure: Figure,
+    panels: Sequence[Axes],
+    metric: str,
+    title: str,
+    note: str,
+    evaluated_on: str = "test",
 ) -> None:
     """Add the legend, the title and the note to a figure in the style "column"."""
     for axes in panels:
-        decorate(axes, metric)
+        decorate(axes, metric, evaluated_on)
         if axes is not panels[0]:
             axes.set_ylabel("")
     figure.legend(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
@@ -120,6 +121,11 @@ def client_number(client: object, names: Sequence[str] | None, clients: int, key
         number = int(client) if client.isdecimal() else None
     if isinstance(number, int) and not isinstance(number, bool) and 0 <= number < clients:
         return number
+    name_of = {name.lower(): name for name in names or ()}
+    similar = difflib.get_close_matches(str(client).lower(), name_of, 1)
+    if similar:
+        name = name_of[similar[0]]
+        raise InvalidInput(f"{key}={client!r} is not a client; did you mean {name!r}?")
     choices = '"average"'
     if names is not None:
         choices = f"{choices}, one of {list_names(names)}"

@@ -120,6 +120,21 @@ class Metric:
     combine: Literal["mean", "min", "max"] = "mean"
 
 
+def label_of(metric: str, evaluated_on: str = "test") -> str:
+    """The label of a metric, which names the data: "test accuracy" or "validation accuracy".
+
+    Args:
+        metric: A column of a frame; a column that is no metric is its own label.
+        evaluated_on: "test", "validation" or "", see `Record.evaluated_on`.
+    """
+    if metric not in METRICS:
+        return metric
+    label = METRICS[metric].label
+    if label.startswith("test "):
+        return f"{evaluated_on} {label.removeprefix('test ')}".lstrip()
+    return label
+
+
 def measure(snapshot: RunSnapshot) -> dict[str, float]:
     """The values of the metrics that apply, in the order of the table."""
     values = {}

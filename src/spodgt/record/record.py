@@ -21,7 +21,7 @@ from spodgt._util.text import first_line
 from spodgt.errors import InvalidInput
 from spodgt.experiment.toml import is_rerunnable
 from spodgt.record import statistics
-from spodgt.record.metrics import METRICS, declare
+from spodgt.record.metrics import METRICS, declare, label_of
 from spodgt.record.networks import DrawnNetwork, Observed, read_networks, read_participation
 from spodgt.record.run_folder import parquet, plain, write
 from spodgt.record.stalled import Stalled, find_stalled
@@ -94,6 +94,22 @@ class Stopped:
         )
 
 
+@dataclass(frozen=True)
+class Best:
+    """The best evaluation of a run, whose models are kept with `keep="best"`."""
+
+    method: str  # its label
+    seed: int
+    round: int
+    metric: str  # a column of `Record.frame`
+    value: float
+
+    @classmethod
+    def from_dict(cls, facts: dict[str, Any]) -> Best:
+        """From an entry of summary.json, where a value that is not finite is text."""
+        return cls(**{**facts, "value": float(facts["value"])})
+
+
 def no_clients() -> pd.DataFrame:
     """An empty table of clients."""
     import pandas as pd
@@ -115,6 +131,7 @@ class Record:
         versions: The versions of Python and of the packages that matter.
         diverged: The runs that diverged.
         stopped: The runs that stopped early.
+        best: The best evaluation of every run, with `keep="best"`.
         complete: Whether every method reached its end.
         seconds: The duration of the run; None if it was not measured.
         prediction: The prediction of the theory for this run, if it was computed: {"lines":
@@ -137,6 +154,7 @@ class Record:
     versions: dict[str, str]
     diverged: list[Diverged] = field(default_factory=list)
     stopped: list[Stopped] = field(default_factory=list, kw_only=True)
+    best: list[Best] = field(default_factory=list, kw_only=True)
     complete: bool = True
     seconds: float | None = None
     prediction: dict[str, Any] | None = None
@@ -173,6 +191,19 @@ class Record:
     def primary_metric(self) -> str:
         """The metric by which methods are compared: the accuracy if there is one, else the loss."""
         return statistics.primary_metric(self.frame)
+
+    @property
+    def evaluated_on(self) -> str:
+        """The data of the metrics: "test", or "validation" with that value of `evaluate_on`.
+
+        Empty for a problem with a known optimum, whose loss is the objective itself.
+        """
+        if "distance" in self.frame:
+            return ""
+        section = self.config.get("run")
+        if isinstance(section, dict) and section.get("evaluate_on") == "validation":
+            return "validation"
+        return "test"
 
     @property
     def budget(self) -> float | None:
@@ -243,7 +274,7 @@ class Record:
         for name, metric in METRICS.items():
             if name in self.frame:
                 metrics[name] = {
-                    "label": metric.label,
+                    "label": label_of(name, self.evaluated_on),
                     "unit": metric.unit,
                     "better": metric.better,
                     "log": metric.log,
@@ -256,6 +287,7 @@ class Record:
             "diverged": [asdict(run) for run in self.diverged],
             "stalled": [asdict(run) for run in self.stalled],
             "stopped": [asdict(run) for run in self.stopped],
+            "best": plain([asdict(run) for run in self.best]),
             "config": plain(self.config),
             "versions": self.versions,
             "engine": self.engine,
@@ -301,6 +333,7 @@ class Record:
                 versions=dict(facts["versions"]),
                 diverged=[Diverged.from_dict(run) for run in facts["diverged"]],
                 stopped=[Stopped(**run) for run in facts.get("stopped", [])],
+                best=[Best.from_dict(run) for run in facts.get("best", [])],
                 complete=facts["complete"] is True,
                 seconds=facts["seconds"],
                 prediction=facts.get("prediction"),
@@ -312,7 +345,10 @@ class Record:
             _check_columns(record)
             return record
         except (OSError, ValueError, KeyError, TypeError) as error:
+            _refuse_sweep(folder)
             reason = first_line(error)
+            if isinstance(error, FileNotFoundError):
+                reason = f"no {SUMMARY}" if not (folder / SUMMARY).exists() else "a file is missing"
             raise InvalidInput(
                 f"{folder} is not a whole run directory ({reason}); run it again."
             ) from None
@@ -320,6 +356,16 @@ class Record:
     # Deprecated names, removed in the next release.
     judged = RenamedAttribute("primary_metric")
     algorithms = RenamedAttribute("methods")
+
+
+def _refuse_sweep(folder: Path) -> None:
+    """Raise if a folder holds a sweep, whose cells are run folders."""
+    try:
+        cells = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))["cells"]
+        cell = folder / cells[0]["folder"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return
+    raise InvalidInput(f"{folder} holds a sweep; give the run folder of a cell, such as {cell}.")
 
 
 def _read_tables(folder: Path) -> dict[str, pd.DataFrame]:

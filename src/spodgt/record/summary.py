@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from spodgt.record import statistics
-from spodgt.record.metrics import METRICS
+from spodgt.record.metrics import METRICS, label_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -108,13 +108,17 @@ def summary_latex(record: Record) -> str:
     summary = summary.sort_values(metric, ascending=statistics.better(metric) < 0)
     clock = "seconds" if "seconds" in summary else "delay"
     lines = [r"\begin{tabular}{lrrr}", r"\toprule"]
-    lines.append(f"method & {_latex(metric)} & rounds & {clock} \\\\")
+    heading = label_of(metric, record.evaluated_on)
+    lines.append(f"method & {_latex(heading)} & rounds & {clock} \\\\")
     lines.append(r"\midrule")
-    for row in summary.to_dict("records"):
+    for number, row in enumerate(summary.to_dict("records")):
         time = f"{row[clock]:.4g}" if clock == "seconds" else f"{row[clock]:.0f}"
+        value = _latex_value(row, metric)
+        if number == 0 and len(summary) > 1:
+            value = _bold(value)
         cells = [
             _latex(str(row["method"])),
-            _latex_value(row, metric),
+            value,
             f"{row['rounds']:.0f}",
             time,
         ]
@@ -136,6 +140,11 @@ def _latex_value(row: Mapping[Hashable, float], metric: str) -> str:
     return f"${value}$"
 
 
+def _bold(value: str) -> str:
+    """A number of LaTeX in bold face; text remains as it is."""
+    return rf"$\mathbf{{{value.strip('$')}}}$" if value.startswith("$") else value
+
+
 def _latex_number(value: float, metric: str, digits: int) -> str:
     """Fractions have four decimals, so that columns are aligned; others significant digits."""
     if metric in METRICS and METRICS[metric].unit == "fraction":
@@ -155,7 +164,20 @@ def _latex(text: str) -> str:
 
 def summary_notes(record: Record) -> list[str]:
     """Sentences below a table of results: which models are evaluated, and the cost of a round."""
-    return [*_local_step_notes(record), *_stop_notes(record), *_waiting_notes(record)]
+    return [
+        *_evaluation_notes(record),
+        *_local_step_notes(record),
+        *_stop_notes(record),
+        *_best_notes(record),
+        *_waiting_notes(record),
+    ]
+
+
+def _evaluation_notes(record: Record) -> list[str]:
+    """One sentence if the values are not of test data."""
+    if record.evaluated_on != "validation":
+        return []
+    return ["Evaluated on validation data, not on test data."]
 
 
 def _local_step_notes(record: Record) -> list[str]:
@@ -198,6 +220,21 @@ def _stop_notes(record: Record) -> list[str]:
     for (method, reason), count in counts.items():
         runs = "" if seeds[method] == 1 else f" in {count} of {seeds[method]} seeds"
         notes.append(f"{method} stopped early{runs}: {reason}.")
+    return notes
+
+
+def _best_notes(record: Record) -> list[str]:
+    """One line for each method whose best models are kept."""
+    notes = []
+    for method in record.methods:
+        runs = [run for run in record.best if run.method == method]
+        if not runs:
+            continue
+        metric = label_of(runs[0].metric, record.evaluated_on)
+        value = np.mean([run.value for run in runs])
+        rounds = _range([run.round for run in runs])
+        seeds = "" if len(runs) == 1 else f", mean of {len(runs)} seeds"
+        notes.append(f"best: {method} at round {rounds}: {metric} {value:.4g}{seeds}")
     return notes
 
 

@@ -155,6 +155,14 @@ class SweepRecord:
         """The metric by which methods are compared: the accuracy if there is one, else the loss."""
         return statistics.primary_metric(self.results)
 
+    @property
+    def evaluated_on(self) -> str:
+        """The data of the metrics: "test", or "validation"; see `Record.evaluated_on`."""
+        for cell in self.cells:
+            if cell.complete:
+                return cell.read().evaluated_on
+        return "test"
+
     judged = RenamedAttribute("primary_metric")  # deprecated, removed in the next release
 
     def best(self, metric: str | None = None) -> pd.DataFrame:

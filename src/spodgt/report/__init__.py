@@ -54,6 +54,7 @@ def draw(page: ReportPage) -> None:
             title=title,
             note=note,
             method_names=page.method_names,
+            evaluated_on=page.evaluated_on,
         )
     else:
         figure = _curves(page, title, note)
@@ -70,6 +71,7 @@ def _curves(page: ReportPage, title: str, note: str) -> Figure:
         style="column",
         end=record.budget if axis == "delay" else None,
         method_names=page.method_names,
+        evaluated_on=page.evaluated_on,
         title=title,
         note=note,
     )

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from spodgt import figures
 from spodgt.record import statistics
-from spodgt.record.metrics import METRICS
+from spodgt.record.metrics import METRICS, label_of
 from spodgt.record.record import Record
 from spodgt.record.sweep import label
 from spodgt.report.page import ReportPage
@@ -43,7 +43,7 @@ def build(page: ReportPage, pictures: dict[str, int]) -> Json:
         sweep = _sweep_data(page, names)
     return {
         "methods": _styles(page),
-        "metrics": _metrics(names),
+        "metrics": _metrics(names, page.evaluated_on),
         "sweep": sweep,
         "runs": [_run_data(record, names, points, pictures) for record in page.records],
         "prediction": [_prediction_data(line) for line in prediction_lines(page)],
@@ -56,12 +56,12 @@ def _styles(page: ReportPage) -> Json:
     return {name: {"slot": style.slot, "gaps": style.gaps} for name, style in styles.items()}
 
 
-def _metrics(names: Sequence[str]) -> Json:
+def _metrics(names: Sequence[str], evaluated_on: str) -> Json:
     metrics = {}
     for name in names:
         metric = METRICS[name]
         metrics[name] = {
-            "label": metric.label,
+            "label": label_of(name, evaluated_on),
             "log": metric.log,
             "fraction": metric.unit == "fraction",
         }

@@ -45,6 +45,11 @@ class ReportPage:
         return names
 
     @property
+    def evaluated_on(self) -> str:
+        """The data of the metrics: "test" or "validation"."""
+        return self.records[0].evaluated_on if self.records else "test"
+
+    @property
     def results(self) -> pd.DataFrame:
         """The last evaluation of every run; in a sweep with the keys of the cells."""
         return self.sweep.results

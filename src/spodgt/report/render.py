@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from spodgt.record import statistics
-from spodgt.record.metrics import METRICS
+from spodgt.record.metrics import METRICS, label_of
 from spodgt.record.record import versions
 from spodgt.report import chart_data
 from spodgt.report.page import ReportPage
@@ -56,10 +56,10 @@ def context(page: ReportPage) -> dict[str, Any]:
         "data": data,
         "facts": _facts(page),
         "problems": _problems(page),
-        "metrics": [(name, METRICS[name].label) for name in metrics],
+        "metrics": [(name, label_of(name, page.evaluated_on)) for name in metrics],
         "logarithmic": bool(metrics) and METRICS[metrics[0]].log,
         "references": [(name, name) for name in references],
-        "primary_metric": METRICS[statistics.primary_metric(page.results)].label,
+        "primary_metric": label_of(statistics.primary_metric(page.results), page.evaluated_on),
         "runs": _runs(page, references),
         "axes": list(_axes(page).items()),
         "more": _number_of_other_cells(page),
@@ -76,7 +76,7 @@ def context(page: ReportPage) -> dict[str, Any]:
         keys = data["sweep"]["keys"]
         for key, axis in keys.items():
             values["keys"].append((key, axis["label"], list(enumerate(axis["texts"]))))
-        values["sweep"] = sweep_tables(page.results, list(keys), references)
+        values["sweep"] = sweep_tables(page.results, list(keys), references, page.evaluated_on)
     lines = chart_data.prediction_lines(page)
     if lines:
         values["prediction"] = prediction_table(lines)

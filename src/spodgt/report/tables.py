@@ -9,7 +9,7 @@ import numpy as np
 
 from spodgt.figures import key_label
 from spodgt.record import statistics
-from spodgt.record.metrics import METRICS
+from spodgt.record.metrics import METRICS, label_of
 from spodgt.record.record import Record
 from spodgt.record.statistics import Difference
 from spodgt.record.summary import short_bytes
@@ -207,13 +207,16 @@ def _pixel(value: float, scale: float) -> float | None:
     return round(_ZERO_PIXEL + _HALF_WIDTH * value / scale, 1)
 
 
-def sweep_tables(results: pd.DataFrame, keys: list[str], references: list[str]) -> SweepTables:
+def sweep_tables(
+    results: pd.DataFrame, keys: list[str], references: list[str], evaluated_on: str = "test"
+) -> SweepTables:
     """The tables of a sweep.
 
     Args:
         results: The last evaluation of every run.
         keys: The columns of `results` that identify a cell.
         references: The methods for which there is a table of leads.
+        evaluated_on: The data of the metrics: "test" or "validation".
     """
     metric = statistics.primary_metric(results)
     methods = statistics.methods(results)
@@ -231,7 +234,7 @@ def sweep_tables(results: pd.DataFrame, keys: list[str], references: list[str]) 
         leads[reference] = Table(key_heads + others, lead_rows, len(keys), note)
     return SweepTables(
         means=Table(key_heads + methods, means, len(keys)),
-        best=_best_cells(results, keys, metric),
+        best=_best_cells(results, keys, metric, evaluated_on),
         leads=leads,
     )
 
@@ -263,12 +266,14 @@ def _lead_cells(
     return [cells.get(method, _EMPTY) for method in others]
 
 
-def _best_cells(results: pd.DataFrame, keys: list[str], metric: str) -> Table:
+def _best_cells(results: pd.DataFrame, keys: list[str], metric: str, evaluated_on: str) -> Table:
     """Each method in its best cell of a sweep."""
     choice = statistics.chosen_by(results, metric)
-    metric_label = METRICS[metric].label
+    metric_label = label_of(metric, evaluated_on)
     heads = ["method", metric_label]
-    if choice == metric:
+    if evaluated_on == "validation":
+        note = f"Chosen by the {metric_label} shown."
+    elif choice == metric:
         note = (
             f"Chosen by the {metric_label} shown, of the same runs, because the problem has no "
             "validation data. On test data such a choice favours every method; give the problem "

@@ -59,7 +59,10 @@ class SweepResult(SweepRecord):
         if chosen not in self.results:
             known = choices(chosen, map(str, self.results))
             raise InvalidInput(f"metric={chosen!r} is not a column of the results; {known}")
-        return figures.save(figures.plot_sweep(self.results, list(self.grid), chosen), Path(path))
+        figure = figures.plot_sweep(
+            self.results, list(self.grid), chosen, evaluated_on=self.evaluated_on
+        )
+        return figures.save(figure, Path(path))
 
 
 class SweepOptions(ExperimentOptions, total=False):

@@ -65,6 +65,11 @@ class Spec:
         grid = dict(self.grid)
         fixed: Table = {}
         for key, value in changes.items():
+            if key.startswith("sweep."):
+                swept = choices(key.removeprefix("sweep."), self.grid)
+                raise InvalidConfig(
+                    f"{key} is not a key; keys of the grid are set without 'sweep.': {swept}"
+                )
             if key in grid and value in (None, []):
                 raise InvalidConfig(
                     f"{key} is swept; give it a value or a list of values, or edit the file."

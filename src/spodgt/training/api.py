@@ -235,6 +235,13 @@ def _create_executor(
     rounds = experiment.max_rounds
     schedule = _schedule(options, rounds, _evaluations(options, batches))
     comparison = Comparison(batches, draws, schedule, experiment.to_dict(), identity)
+    stopping = stop_rules(
+        options.stop_when,
+        options.keep,
+        comparison.scores,
+        has_callbacks=not all(isinstance(callback, Logger) for callback in callbacks),
+    )
+    comparison.best_by = stopping.metric
     settings = ExecutionSettings(
         stop=_stop(batches, options, rounds),
         schedule=schedule,
@@ -244,12 +251,7 @@ def _create_executor(
         gradient_norm=options.gradient_norm,
         progress=progress,
         callbacks=callbacks,
-        stopping=stop_rules(
-            options.stop_when,
-            options.keep,
-            comparison.scores,
-            has_callbacks=not all(isinstance(callback, Logger) for callback in callbacks),
-        ),
+        stopping=stopping,
         checkpoint_every=checkpoint_every,
         max_state_bytes=0 if folder is None else MAX_STATE_BYTES // len(draws),
     )

@@ -7,7 +7,7 @@ from functools import partial
 from io import BytesIO
 from typing import Any
 
-from spodgt.record.record import Diverged, Stopped
+from spodgt.record.record import Best, Diverged, Stopped
 from spodgt.record.run_folder import parquet
 from spodgt.runtimes.world import Runtime
 from spodgt.training.result import Result
@@ -27,12 +27,14 @@ def broadcast_result(result: Result, runtime: Runtime) -> Result:
     own_facts = {
         "diverged": [dataclasses.asdict(run) for run in result.diverged],
         "stopped": [dataclasses.asdict(run) for run in result.stopped],
+        "best": [dataclasses.asdict(run) for run in result.best],
         "complete": result.complete,
         "seconds": result.seconds,
     }
     fields: dict[str, Any] = runtime.broadcast_from_main(partial(dict, own_facts))
     fields["diverged"] = [Diverged(**run) for run in fields["diverged"]]
     fields["stopped"] = [Stopped(**run) for run in fields["stopped"]]
+    fields["best"] = [Best(**run) for run in fields["best"]]
     for name in ("frame", "participation", "clients"):
         data = runtime.broadcast_bytes(partial(parquet, getattr(result, name)))
         fields[name] = pd.read_parquet(BytesIO(data))

@@ -12,7 +12,7 @@ from spodgt.engine import describe_engine
 from spodgt.kernels.steps import State
 from spodgt.record.metrics import declare
 from spodgt.record.networks import networks_table
-from spodgt.record.record import Diverged, Stopped, versions
+from spodgt.record.record import Best, Diverged, Stopped, versions
 from spodgt.runtimes.loop import EvaluationSchedule
 from spodgt.runtimes.world import Draw, Run
 from spodgt.training.checkpoint import MethodLog, with_statistics
@@ -41,6 +41,7 @@ class Comparison:
         schedule: the rounds or delays of the evaluations.
         config: the experiment as plain tables.
         identity: what the config only names, such as checksums of data, for resuming.
+        best_by: the metric of the best models, with `keep="best"`.
     """
 
     batches: dict[str, list[Run]]
@@ -48,6 +49,7 @@ class Comparison:
     schedule: EvaluationSchedule
     config: dict[str, Any]
     identity: dict[str, Any] = field(default_factory=dict)
+    best_by: str = ""
 
     def __post_init__(self) -> None:
         self.labels = list(self.batches)
@@ -100,6 +102,7 @@ class Comparison:
         diverged: list[Diverged] = []
         stopped: list[Stopped] = []
         models = {}
+        best: list[Best] = []
         best_models = {}
         for label, runs in self.batches.items():
             log = self.logs[label]
@@ -111,7 +114,9 @@ class Comparison:
                 if number in log.checkpoints:
                     models[label, run.seed] = with_statistics(log.checkpoints[number])
                 if number in log.best:
-                    best_models[label, run.seed] = log.best[number].models
+                    kept = log.best[number]
+                    best_models[label, run.seed] = kept.models
+                    best.append(Best(label, run.seed, kept.round, self.best_by, kept.value))
                 if number in log.endings and log.endings[number].stopped:
                     k = log.checkpoints[number].k
                     stopped.append(Stopped(label, run.seed, k, log.endings[number].stopped))
@@ -123,6 +128,7 @@ class Comparison:
             versions(),
             diverged,
             stopped=stopped,
+            best=best,
             complete=len(self.finished) == len(self.batches),
             seconds=self.seconds,
             scores=self.scores,

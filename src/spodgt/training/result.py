@@ -179,6 +179,7 @@ class Result(Record):
             against,
             style=width,
             method_names=self.method_names,
+            evaluated_on=self.evaluated_on,
             axes=ax,
         )
         if path is not None:

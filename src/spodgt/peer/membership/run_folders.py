@@ -89,7 +89,8 @@ def plan_manifest(experiment: Experiment, deployment: Deployment) -> Manifest:
     if experiment.weights == "given":
         raise InvalidInput("network.weights='given' is not for peers; use weights = \"degree\".")
     parts = _number_of_parts(network, deployment)
-    problem = _draw_problem(experiment, network, parts, names[0])
+    is_named = deployment.names is not None or network.names is not None
+    problem = _first_problem(experiment, network, parts, names[0], is_named=is_named)
     if deployment.names is None and network.names is None and problem.clients == len(names):
         names = list(client_names(problem) or names)
     for part, name in enumerate(names):
@@ -122,7 +123,27 @@ def _number_of_parts(network: Network, deployment: Deployment) -> int:
     return parts
 
 
-def _draw_problem(experiment: Experiment, network: Network, parts: int, name: str) -> Problem:
+def _first_problem(
+    experiment: Experiment, network: Network, parts: int, name: str, *, is_named: bool
+) -> Problem:
+    """The problem of client `name`, or of all clients if their names are those of the data."""
+    try:
+        return _draw_problem(experiment, network, parts, name)
+    except InvalidInput as error:
+        if is_named or not isinstance(experiment.problem, PythonProblem):
+            raise
+        try:
+            return _draw_problem(experiment, network, parts, None)
+        except InvalidInput:
+            message = str(error).removesuffix(".")
+            raise InvalidInput(
+                f"{message}; {name!r} is a default name, give the clients' names with --names."
+            ) from error
+
+
+def _draw_problem(
+    experiment: Experiment, network: Network, parts: int, name: str | None
+) -> Problem:
     """The problem of the run; a user's function builds that of client `name` alone."""
     if isinstance(experiment.problem, PythonProblem):
         problem = problem_of(experiment.problem, parts, name)

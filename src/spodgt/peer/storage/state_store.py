@@ -44,8 +44,15 @@ _DAMAGE = (ValueError, LookupError, TypeError, AttributeError)  # what reading s
 _DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
 
 
+_IN_USE = "state directory {} is in use by another process; stop that first."
+
+
 class StoreFailed(Failed):
     """The state could not be written or read; nothing was sent."""
+
+
+class StoreInUse(StoreFailed, InvalidInput):
+    """Another process uses the state; exit code 2, so that no supervisor starts it again."""
 
 
 class Slot(TypedDict):
@@ -113,9 +120,9 @@ class DiskStateStore:
                 self._convert(read_database(self.path))
         except OSError as error:
             self.close()
-            why = f"cannot be used: {_reason(error)}"
             if isinstance(error, BlockingIOError):
-                why = "is in use by another process; stop that first"
+                raise StoreInUse(_IN_USE.format(self.path)) from None
+            why = f"cannot be used: {_reason(error)}"
             raise StoreFailed(f"state directory {self.path} {why}.") from None
         except StoreFailed:
             self.close()
@@ -333,7 +340,7 @@ def read(directory: str | Path, *, running: bool = False) -> StoredState:
             f"{directory} holds no peer state; give the folder of a client that has run."
         )
     if not running and disks.is_locked(path / VECTORS):
-        raise StoreFailed(f"state directory {path} is in use by another process; stop that first.")
+        raise StoreInUse(_IN_USE.format(path))
     if (path / DATABASE).exists():
         DiskStateStore(path).close()
     attempts = _ATTEMPTS if running else 1

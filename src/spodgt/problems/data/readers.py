@@ -180,7 +180,12 @@ def to_samples(inputs: Tensor, targets: Tensor, client_label: str) -> Samples:
     if not targets.is_floating_point() and not targets.is_complex():
         targets = targets.long()
     if inputs.is_floating_point() and not torch.isfinite(inputs).all():
-        raise InvalidData(f"{client_label} has inputs that are NaN or infinite; clean the data.")
+        is_finite = torch.isfinite(inputs).reshape(len(inputs), -1).all(1)
+        first = int(torch.nonzero(~is_finite)[0])
+        raise InvalidData(
+            f"{client_label} has inputs that are NaN or infinite, first in sample {first}; "
+            "clean the data."
+        )
     return Samples(inputs.detach().contiguous(), targets.detach().contiguous())
 
 
