@@ -490,7 +490,7 @@ def test_a_config_chooses_virtual_time() -> None:
     assert Experiment.parse(experiment.to_dict()).to_dict() == experiment.to_dict()
     assert is_portable(experiment)
     slower = experiment.override({"time.compute": 0.04})
-    assert slower.rounds == 50
+    assert slower.max_rounds == 50
     assert json.loads(json.dumps(slower.to_dict()))["time"]["latency"]["mean"] == 0.1
     assert "time" not in Experiment().to_dict()
     assert Experiment().override({"time.latency": 0.5}).time == Time(latency=0.5)

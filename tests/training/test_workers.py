@@ -209,7 +209,7 @@ def test_a_worker_that_exits_without_a_result_is_an_error(
             os._exit(0)
 
     monkeypatch.setitem(HOOKS, "forward", leave)
-    with pytest.raises(Failed, match=r"the worker of spod-gt \(seed 0\) ended with exit code 0"):
+    with pytest.raises(Failed, match=r"the worker of [a-z-]+ \(seed \d\) ended with exit code 0"):
         compare(problem, 2, out=tmp_path / "out", seeds=[0])
 
 
