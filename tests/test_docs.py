@@ -142,6 +142,39 @@ def test_blocks_run_in_order_in_one_namespace(
     assert os.listdir() == ["a.toml"]
 
 
+def test_a_page_that_takes_too_long_is_ended_with_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "slow.md"
+    page.write_text(f"{TICKS}python\nimport time\n\ntime.sleep(600)\n{TICKS}\n")
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    monkeypatch.setattr(pages, "LIMIT", 0.2)
+    with pytest.raises(RuntimeError) as caught:
+        pages.run_page(page, tmp_path)
+    assert str(caught.value) == "slow.md takes more than 0.2 s; SPODGT_PAGE_SECONDS sets the limit."
+
+
+def test_without_running_the_site_has_its_pages_and_no_outputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`make docs RUN=0`: all pages, their code, and no page runs."""
+
+    def refuse(page: Path, folder: Path) -> list[str]:
+        raise AssertionError(f"{page} was run")
+
+    target = tmp_path / "site"
+    monkeypatch.setenv("RUN", "0")
+    monkeypatch.setattr(pages, "run_page", refuse)
+    monkeypatch.setattr("sys.argv", ["write_site.py", str(target)])
+    write_site.main()
+    written = {path.relative_to(target).as_posix() for path in target.rglob("*.md")}
+    assert written == {place for place in write_site.Site().pages if place.endswith(".md")}
+    tutorial = (target / "tutorials/peers.md").read_text("utf-8")
+    assert "spodgt peer init" in tutorial
+    assert ".output" not in tutorial
+    assert (target / "llms.txt").stat().st_size > 1000
+
+
 def test_one_version_everywhere() -> None:
     """That of pyproject.toml; the newest release in the changelog has it, with a date."""
     (version,) = re.findall(

@@ -133,18 +133,19 @@ def run_page(page: Path, folder: Path) -> list[str]:
         "OMP_NUM_THREADS": "1",
     }
     command = [sys.executable, str(Path(__file__).resolve()), "--in", str(folder), str(page)]
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command, stdout=-1, stderr=-1, text=True, env=env, start_new_session=True
-    )
-    try:
-        out, err = process.communicate(timeout=LIMIT)
-    except subprocess.TimeoutExpired:
-        raise RuntimeError(
-            f"{page.relative_to(ROOT)} takes more than {LIMIT:g} s; SPODGT_PAGE_SECONDS sets the limit."
-        ) from None
-    finally:  # whatever the page has started ends with it
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(
+                f"{page.relative_to(ROOT)} takes more than {LIMIT:g} s; "
+                "SPODGT_PAGE_SECONDS sets the limit."
+            ) from None
+        finally:  # whatever the page has started ends with it
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
     if process.returncode != 0:
         raise RuntimeError(f"{page.relative_to(ROOT)} does not run:\n{err[-3000:]}")
     printed: list[str] = json.loads(out.splitlines()[-1])
