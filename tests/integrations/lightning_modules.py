@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -56,6 +58,47 @@ class Manual(Slope):
         return loss
 
 
+class Scheduled(Slope):
+    """With a cosine schedule over twelve steps; notes the step size of each."""
+
+    def __init__(self, crash_after: int = 0) -> None:
+        super().__init__()
+        self.crash_after = crash_after
+        self.rates: list[float] = []
+
+    def training_step(self, slope: Tensor, number: int) -> Tensor:
+        optimizer = self.optimizers()
+        self.rates.append(float(optimizer.param_groups[0]["lr"]))
+        if self.crash_after and len(self.rates) > self.crash_after:
+            raise Crashed
+        return super().training_step(slope, number)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 12)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+class Crashed(Exception):
+    """Ends a training in the middle."""
+
+
+def train_joined(folder: Path, *, crash_after: int = 0) -> list[float]:
+    """Twelve steps at a site; returns the step size of each one made."""
+    callback = SpodgtCallback(
+        folder,
+        block_steps=2,
+        max_silent_blocks=None,
+        linger_seconds=0.1,
+        durability="process",
+        checkpoint_blocks=2,
+    )
+    model = Scheduled(crash_after)
+    with contextlib.suppress(Crashed):
+        fit(callback, model, [0.5] * 4, max_epochs=3)
+    return model.rates[: crash_after or None]
+
+
 class TwoOptimizers(Slope):
     optimizers_made = 2
 
@@ -65,18 +108,21 @@ def float16(init_scale: float) -> MixedPrecision:
     return MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=init_scale))
 
 
-def fit(session: LocalSession, model: Slope, slopes: list[float], **options: Any) -> None:
-    callback = SpodgtCallback("unused")
-    callback.session = session
+def fit(
+    site: LocalSession | SpodgtCallback, model: Slope, slopes: list[float], **options: Any
+) -> None:
+    callback = site
+    if isinstance(site, LocalSession):
+        callback = SpodgtCallback("unused")
+        callback.session = site
     trainer = Trainer(
-        max_epochs=1,
         callbacks=[callback],
         accelerator="cpu",
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        **options,
+        **{"max_epochs": 1, **options},
     )
     data = [torch.tensor(slope) for slope in slopes]
     trainer.fit(model, DataLoader(data, 1))  # type: ignore[arg-type]

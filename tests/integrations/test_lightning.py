@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 
 from spodgt.errors import InvalidInput
 from tests.integrations.one_site import D, LocalSession
+from tests.sites.fleet_of_threads import make_run
 
 pytestmark = pytest.mark.filterwarnings("default")  # of other libraries
 
@@ -93,6 +96,16 @@ def test_error_of_the_module_ends_the_site(modules: Any) -> None:
     with pytest.raises(ValueError, match="bad slope"):
         modules.fit(session, modules.Slope(), [float("inf")])
     assert isinstance(session.ended, ValueError)
+
+
+@pytest.mark.network
+def test_start_after_a_crash_makes_the_rest_of_the_schedule(modules: Any, tmp_path: Path) -> None:
+    """6 of 7 steps are committed, the schedule after 4; the Trainer begins to count at 0."""
+    make_run(tmp_path / "run", modules.Slope(), 2)
+    first = modules.train_joined(tmp_path / "run" / "p0", crash_after=7)
+    rest = modules.train_joined(tmp_path / "run" / "p0")
+    expected = [0.5 * (1 + math.cos(math.pi * step / 12)) for step in range(12)]
+    assert first[:6] + rest == pytest.approx(expected)
 
 
 def test_several_optimizers_are_refused(modules: Any) -> None:

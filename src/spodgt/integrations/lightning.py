@@ -9,6 +9,7 @@ callback corrects before that clipping, so `gradient_clip_val` may be used.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from typing_extensions import Unpack
 
 from spodgt.errors import InvalidInput
 from spodgt.integrations.site_callback import JoinOptions, SiteSession, find_scores
+from spodgt.sites.checkpoint import advance_schedule
 
 _SCORES = {
     "loss": ("val_loss", "train_loss", "loss"),
@@ -33,7 +35,8 @@ class SpodgtCallback(Callback):  # type: ignore[misc]
         folder: Of the site, made by `spodgt peer init --script` and `spodgt peer issue`.
         options: Those of `spodgt.join`, such as block_steps.
 
-    The metrics val_loss and val_accuracy are reported to `spodgt peer status`.
+    The metrics val_loss and val_accuracy are reported to `spodgt peer status`. A start after a crash
+    makes the steps that remain, along the rest of the schedule.
     """
 
     def __init__(self, folder: str | Path, **options: Unpack[JoinOptions]) -> None:
@@ -54,6 +57,21 @@ class SpodgtCallback(Callback):  # type: ignore[misc]
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         scheduler = schedulers[0] if schedulers else None
         self.session.begin(pl_module, trainer.optimizers[0], scheduler, _scaler(trainer))
+        if self.session.site is not None:
+            _advance_schedules(trainer, max(self.session.site.steps, trainer.global_step))
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: object,
+        batch: object,
+        batch_idx: int,
+    ) -> None:
+        """Stop when the steps of all starts are made: the Trainer counts those of this one."""
+        site = self.session.site
+        if site is not None and site.steps >= trainer.estimated_stepping_batches:
+            trainer.should_stop = True
 
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
@@ -82,6 +100,15 @@ class SpodgtCallback(Callback):  # type: ignore[misc]
     ) -> None:
         """Leave the run; what was committed remains."""
         self.session.end(exception)
+
+
+def _advance_schedules(trainer: Trainer, steps: int) -> None:
+    """Step the schedules to where they are after these steps of the optimizer."""
+    accumulated = trainer.accumulate_grad_batches
+    steps_per_epoch = max(1, math.ceil(trainer.num_training_batches / accumulated))
+    for config in trainer.lr_scheduler_configs:
+        position = steps if config.interval == "step" else steps // steps_per_epoch
+        advance_schedule(config.scheduler, position // config.frequency)
 
 
 def _scaler(trainer: Trainer) -> torch.amp.GradScaler | None:

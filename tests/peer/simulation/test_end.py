@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from random import Random
 
+import numpy as np
 import pytest
 
 from spodgt.peer.membership.manifest_changes import apply_change
@@ -24,11 +25,12 @@ SECONDS = 400  # of virtual time, within which all must have ended
 
 
 @contextmanager
-def cluster_of(method: str) -> Iterator[Cluster]:
+def cluster_of(method: str, rate: float = 2.0) -> Iterator[Cluster]:
     """Peers of which one is much slower than the others."""
     loop = VirtualLoop()
+    setup = Setup(method=method, rounds=ROUNDS, max_alone=6, rate=rate)
     with quiet():
-        cluster = Cluster(Setup(method=method, rounds=ROUNDS, max_alone=6), Random(3), loop)
+        cluster = Cluster(setup, Random(3), loop)
         cluster.hosts["p0"].step_seconds = 2.0
         try:
             yield cluster
@@ -99,3 +101,20 @@ def test_a_version_with_more_rounds_is_trained_on() -> None:
         run_to_the_end(cluster)
         assert rounds(cluster) == {ROUNDS + 20}
         cluster.checks.check_all()
+
+
+def test_peers_with_a_low_rate_of_rounds_report_between_them() -> None:
+    with cluster_of("spod-gt-memory", rate=0.01) as cluster:
+        for name, host in cluster.hosts.items():
+            host.is_wanted = True
+            cluster.after(0.0, lambda name=name: cluster.start(name))  # type: ignore[misc]
+        times = []
+        for _ in range(2):
+            cluster.loop.run_until_complete(asyncio.sleep(30.0))
+            contents = [
+                host.disk.inodes[FOLDER / "status.json"].content for host in cluster.hosts.values()
+            ]
+            statuses = [json.loads(content) for content in contents]
+            assert max(status["k"] for status in statuses) <= 2
+            times.append(np.array([status["time"] for status in statuses]))
+        assert (times[1] - times[0] > 20).all()

@@ -24,6 +24,7 @@ from spodgt.peer.protocol.node import Node
 from spodgt.peer.transport.links import Transport
 
 _WAIT = 0.2  # seconds, the longest pause of a client that waits for frames
+_LONGEST_PAUSE = 1.0  # seconds, between two rounds: reports and checks continue
 _END_SECONDS = 3.0  # after the last round, in which senders get an answer
 _LAST_SECONDS = 60.0  # after the last round; then the client ends without neighbours that are down
 
@@ -111,7 +112,8 @@ class RoundLoop:
             return self._finish()
         early = self.limiter.seconds_until_due(self.membership.manifest.rounds_per_second)
         if early > 0:
-            return early
+            self._report()
+            return min(early, _LONGEST_PAUSE)
         pause = self._round()
         self._report()
         return pause
