@@ -81,9 +81,7 @@ class LabelsPerClient:
     """
 
     name: ClassVar[str] = "labels-per-client"
-    labels: Annotated[
-        Whole, Field(ge=1), _count_hint("classes")
-    ]  # number of classes of each client
+    labels: Annotated[Whole, Field(ge=1), _count_hint("classes")]  # classes of each client
 
     def split(self, targets: torch.Tensor, clients: int, seed: int) -> list[Indices]:
         labels, draws = _check_arguments(targets, clients, seed)
