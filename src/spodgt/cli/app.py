@@ -274,8 +274,13 @@ def parse_seed(text: str) -> int:
     return int(text)
 
 
-def plain_table(**options: Any) -> Table:
+def plain_table(caption: str | None = None, *, show_header: bool = True) -> Table:
     """A table without a frame, which leaves more columns of the terminal to its cells."""
     return Table(
-        box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, caption_justify="left", **options
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        caption=caption,
+        caption_justify="left",
+        show_header=show_header,
     )
