@@ -36,6 +36,7 @@ COLUMNS = (
 ROUNDS = 1575  # 150 blocks of 10.5 rounds on average
 TUNING_ROUNDS = ROUNDS // 3
 TUNING_SEEDS = (100, 101)
+TITLES = {"one-label": "one label", "dirichlet": "Dirichlet 0.1", "cnn": "one label, CNN"}
 SEEDS = range(10)
 RATES = {"SGD": (0.01, 0.03, 0.1), "AdamW": (0.001, 0.003, 0.01)}
 # Averaging sends one vector in a message and the others two: half the block length, equal bytes.
@@ -181,29 +182,30 @@ def summary() -> None:
 
 
 def draw(table: Any, frame: Any) -> None:
-    """Bars of means, a dot per seed, and 95 % intervals where there are three seeds or more."""
+    """Bars of means over full runs, a dot per seed, and 95 % intervals."""
     import matplotlib.pyplot as plt
 
-    panels = list(table.groupby(["setting", "inner", "rounds"], sort=False))
-    width = 3.4 * len(panels)
-    figure, axes = plt.subplots(1, len(panels), figsize=(width, 3.4), sharey=True, squeeze=False)
-    for axis, ((setting, inner, rounds), part) in zip(axes[0], panels, strict=True):
+    table = table[table["rounds"] == ROUNDS]
+    frame = frame[frame["rounds"] == ROUNDS]
+    panels = list(table.groupby(["setting", "inner"], sort=False))
+    figure, axes = plt.subplots(2, 3, figsize=(10, 5.6), sharey=True)
+    for axis, ((setting, inner), part) in zip(axes.flat, panels, strict=False):
         part = part.set_index("method").reindex(list(METHODS))
-        places = range(len(part))
-        has_server = [method in ("fedavg", "scaffold") for method in part.index]
+        has_server = part.index.isin(["fedavg", "scaffold"])
         colors = ["0.7" if server else "tab:blue" for server in has_server]
+        places = range(len(part))
         axis.barh(places, part["accuracy"], xerr=part["half"], color=colors, capsize=3)
+        runs = frame[(frame["setting"] == setting) & (frame["inner"] == inner)]
         for place, method in enumerate(part.index):
-            cell = frame[(frame["setting"] == setting) & (frame["inner"] == inner)]
-            cell = cell[(cell["rounds"] == rounds) & (cell["method"] == method)]
-            cell = cell[cell["step_size"] == part["step_size"].iloc[place]]
-            axis.plot(cell["accuracy"], [place] * len(cell), "k.", markersize=5)
+            accuracies = runs.loc[runs["method"] == method, "accuracy"]
+            axis.plot(accuracies, [place] * len(accuracies), "k.", markersize=3)
         axis.set_yticks(places, part.index)
         axis.set_xlim(0, 0.9)
-        axis.set_title(f"{setting}, {inner}, {rounds} rounds", fontsize=10)
-        axis.set_xlabel("test accuracy")
+        axis.set_title(f"{TITLES[setting]}, {inner}", fontsize=10)
+    for axis in axes.flat[len(panels) :]:
+        axis.remove()
     axes[0][0].invert_yaxis()
-    figure.suptitle("Blue: no server. Grey: with a server. Dots: seeds", fontsize=10)
+    figure.supxlabel("test accuracy")
     figure.tight_layout()
     figure.savefig(HERE / "local-steps.png", dpi=130)
 
