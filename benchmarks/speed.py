@@ -60,6 +60,7 @@ from spodgt.types import Round
 
 OUT = Path(__file__).parent / "results"
 CONSOLE = Console(width=132)
+LOOP_ROUNDS = 100  # of a plain loop in a slice that takes turns with the package
 
 
 # --- measuring ---------------------------------------------------------------------------------------
@@ -145,6 +146,22 @@ def per_round(runs: list[Run], rounds: int = 16 * STRIDE, **options: Any) -> tup
     """Seconds per round, and the spread."""
     seconds, spread = best(ours(runs, rounds), **options)
     return seconds / rounds, spread
+
+
+def by_turns_with_loop(
+    runs: list[Run], loop: Callable[[], None], rounds: int = 16 * STRIDE
+) -> tuple[float, float, float, float]:
+    """Seconds per round and spread of the runs, and of a plain loop that takes turns with them."""
+
+    def slice_of_loop() -> None:
+        for _ in range(LOOP_ROUNDS):
+            loop()
+
+    seconds = alternating({"ours": ours(runs, rounds), "loop": slice_of_loop}, repeats=7)
+    fast = seconds["ours"] / rounds
+    slow = seconds["loop"] / LOOP_ROUNDS
+    spreads = [float(np.median(times) / times.min() - 1) for times in (fast, slow)]
+    return fast.min(), spreads[0], slow.min(), spreads[1]
 
 
 def torch_loop(run: Run) -> Callable[[], None]:
@@ -275,10 +292,10 @@ def small(model: str, power: dict[str, Any]) -> list[dict[str, Any]]:
     problem = spodgt.problems.classification(model=model, clients=10)
     rows = []
     for chance in (0.5, 1.0):
-        slow, slow_spread = best(torch_loop(make_runs(problem, 1, chance, geometric(10))[0]))
+        loop = torch_loop(make_runs(problem, 1, chance, geometric(10))[0])
         for count in (1, 5, 25):
             runs = make_runs(problem, count, chance, geometric(10))
-            fast, spread = per_round(runs)
+            fast, spread, slow, slow_spread = by_turns_with_loop(runs, loop)
             stacked, _ = best(eager(runs))
             limit = roofline(runs, chance, power)
             rows.append(
@@ -468,9 +485,9 @@ def methods(count: int = 25) -> list[dict[str, Any]]:
             net, part = geometric(10)(seed), problem.draw(seed)
             available = spodgt.Bernoulli(clients, links).draw(net, seed)
             runs.append(Run.of(Draw(seed, net, available, part, part.start(seed)), method))
-        slow, _ = best(plain_loops(runs[0])[name])
+        loop = plain_loops(runs[0])[name]
         for number in (1, count):
-            fast, spread = per_round(runs[:number])
+            fast, spread, slow, _ = by_turns_with_loop(runs[:number], loop)
             rows.append(
                 {
                     "workload": f"{label}, {number} × 10 clients",
