@@ -458,15 +458,19 @@ def test_the_receiver_dials_and_the_sender_needs_no_way_to_it() -> None:
 
 
 def test_who_may_fetch() -> None:
-    """Only the receiver of a link that the receiver dials."""
+    """Only the receiver of a link that the receiver dials; both ends of others note the refusal."""
+    sender_refusals: list[str] = []  # the other end of each
+    receiver_refusals: list[str] = []
 
     async def work() -> None:
         sender = Transport(LocalClient(context("a"), who("a"), lambda *_: None, lambda *_: None))
+        sender.local.on_refused_link = sender_refusals.append
         port = await sender.start("127.0.0.1:0", {"b": "127.0.0.1:9", "c": ""}, {})
         for name, allowed in (("b", False), ("z", False), ("c", True)):
             receiver = Transport(
                 LocalClient(context(name), who(name), lambda *_: None, lambda *_: None)
             )
+            receiver.local.on_refused_link = receiver_refusals.append
             await receiver.start("", {}, {"a": f"127.0.0.1:{port}"})
             refused = f"link a → {name} is not in the manifest"
             if allowed:
@@ -478,6 +482,10 @@ def test_who_may_fetch() -> None:
             while refused not in receiver.in_links.traffic["a"].why:
                 await asyncio.sleep(0.02)
             await receiver.stop()
+            assert set(sender_refusals) == {name}
+            assert set(receiver_refusals) == {"a"}
+            sender_refusals.clear()
+            receiver_refusals.clear()
         await sender.stop()
 
     run(work())

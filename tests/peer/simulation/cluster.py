@@ -452,6 +452,8 @@ def first_manifest(setup: Setup) -> Manifest:
     )
     device = {"kind": "bernoulli", "p": setup.p}
     addresses = [f"10.0.0.{index}:7000" for index in range(setup.clients)]
+    if setup.has_no_address:
+        addresses[0] = ""
     deployment = Deployment(
         addresses=addresses,
         rounds_per_second=setup.rate,
@@ -462,7 +464,12 @@ def first_manifest(setup: Setup) -> Manifest:
     )
     manifest = run_folders.plan_manifest(config, deployment)
     dial = "receiver" if setup.dialled_by_receivers else "sender"
-    links = tuple(replace(link, p_hat=setup.p_hat, dial=dial) for link in manifest.links)
-    manifest = replace(manifest, run="simulation", links=links)
+    links = []
+    for link in manifest.links:
+        changed = replace(link, p_hat=setup.p_hat)
+        if not setup.has_no_address:
+            changed = replace(changed, dial=dial)
+        links.append(changed)
+    manifest = replace(manifest, run="simulation", links=tuple(links))
     check_devices(manifest)
     return with_root(manifest)

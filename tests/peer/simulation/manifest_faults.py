@@ -116,12 +116,16 @@ def join(cluster: Cluster, fault: Fault) -> None:
 
 
 def _publish(cluster: Cluster, change: Callable[[Manifest], Manifest]) -> bool:
-    """Sign a next version and give it to one running member; False if the version is not possible."""
+    """Sign a next version and give it to a member; False if the version is not possible.
+
+    The member runs, unless none does. It is never a newcomer, whose host does not exist yet.
+    """
     try:
         manifest = change(cluster.manifest)
     except SpodgtError as error:
         cluster.checks.note(f"refused by the authority: {error}")
         return False
     running = [name for name in cluster.running() if name in manifest.names]
-    cluster.publish(manifest, cluster.random.choice(running or manifest.names))
+    members = [name for name in manifest.names if name in cluster.hosts]
+    cluster.publish(manifest, cluster.random.choice(running or members))
     return True

@@ -27,6 +27,7 @@ class Setup:
     dialled_by_receivers: bool = False
     rounds: int = 0  # of the manifest; 0: peers do not end
     has_old_release: bool = False  # the first client speaks protocol 1 only
+    has_no_address: bool = False  # the first client dials all its links; never drawn
 
 
 @dataclass(frozen=True)

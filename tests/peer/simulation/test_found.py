@@ -12,6 +12,13 @@ for at in (4.0, 7.0, 10.0, 13.0):
     PAIRS_OF_CHANGES.append(Fault(at, "change_settings", "p0", "p1", number=2.0))
     PAIRS_OF_CHANGES.append(Fault(at + 0.9, "change_settings", "p1", "p2", number=1.0))
 
+# Without its last in-link p0 cannot leave quarantine: all refuse its links, and nobody opens one to it.
+LASTING_QUARANTINE = (
+    Fault(2.172, "quarantine", "p0", "p1", seconds=25.0, number=8.0),
+    Fault(3.15, "quarantine", "p2", "p1", seconds=25.0, number=13.0),
+    Fault(6.255, "change_links", "p1", "p0", seconds=25.0, number=8.0),
+)
+
 FOUND = {
     "an outage, then a restart of all: nobody sends first": Plan(
         1,
@@ -45,6 +52,31 @@ FOUND = {
             Fault(6.834, "join", "p0", "p2", seconds=25.0, number=8.0),
         ),
         12.0,
+    ),
+    "a client that was down is refused by all neighbours and does not learn of its quarantine": Plan(
+        3, Setup(), (Fault(2.0, "crash", "p0", "p1", seconds=25.0), *LASTING_QUARANTINE), 8.0
+    ),
+    "a client with protocol 1 is refused by all neighbours": Plan(
+        1,
+        Setup(
+            layers={"compress": "int8", "local_steps": 3},
+            rate=1.0,
+            max_alone=0,
+            p=0.4,
+            dialled_by_receivers=True,
+            has_old_release=True,
+        ),
+        (Fault(2.0, "crash", "p0", "p1", seconds=25.0), *LASTING_QUARANTINE),
+        8.0,
+    ),
+    "a client without links does not learn of versions during its quarantine": Plan(
+        2, Setup(), LASTING_QUARANTINE, 8.0
+    ),
+    "a client without an address does not learn of the end of its quarantine": Plan(
+        1,
+        Setup(has_no_address=True),
+        (Fault(6.0, "quarantine", "p0", "p1", seconds=25.0, number=1.0),),
+        32.0,
     ),
 }
 

@@ -125,14 +125,15 @@ def make_links(
         return reporter.to_json() if membership.may_read(name) else None
 
     def look_for_manifest(name: str) -> None:
-        """Request the manifest of a member that has opened an unknown link: it may be newer than ours.
+        """Request the manifest of a member after one end has refused a link: it may be newer than ours.
 
-        A client in quarantine has no links, so this is how it learns that the quarantine has ended.
+        No frame brings a newer version to a client that has none of its old links in it. Here it gets the
+        beginning of a quarantine, from a neighbour that refuses it, and the end, from one that it refuses.
         """
         if name in membership.manifest.names:
             node.newer_manifest = name
 
+    local.on_refused_link = look_for_manifest
     transport.calls.manifest = membership.manifest_for
     transport.calls.status = report_for
-    transport.calls.on_unknown_link = look_for_manifest
     return transport, reporter

@@ -10,7 +10,7 @@ from spodgt.peer.process.membership import Membership, Terms
 from spodgt.peer.protocol.node import Node
 from spodgt.peer.transport.links import Transport
 
-_CHECK_SECONDS = 10.0  # between two checks of the server's connections
+_CHECK_SECONDS = 10.0  # between two checks of the server's connections, and for a newer manifest
 
 
 class Upkeep:
@@ -37,7 +37,7 @@ class Upkeep:
         self.membership = membership
         self.journal = journal
         self.listen = listen
-        self._checked = journal.host.clock.monotonic()  # time of the last check of the connections
+        self._checked = journal.host.clock.monotonic()  # time of the last of these checks
 
     def adopt_manifest(self) -> Terms | None:
         """Request the newer manifest of a neighbour; adopt one that has arrived: other links, a new epoch.
@@ -69,7 +69,7 @@ class Upkeep:
         return terms
 
     def check(self) -> None:
-        """Look for a renewed certificate and another address, and check the server's connections."""
+        """Look for a renewed certificate and another address; less often check connections and manifest."""
         transport = self.transport
         renewed = self.membership.check_folder()
         if renewed is not None:
@@ -82,3 +82,18 @@ class Upkeep:
         if now - self._checked >= _CHECK_SECONDS:
             self._checked = now
             asyncio.run_coroutine_threadsafe(transport.listener.check_full(), transport.loop)
+            self._request_without_links()
+
+    def _request_without_links(self) -> None:
+        """Request the manifest of any member if this client has no links, as in quarantine.
+
+        No frame brings it a newer version, and neighbours cannot open new links if it has no address.
+        """
+        name = self.node.topology.name
+        manifest = self.membership.manifest
+        if any(manifest.neighbours(name)):
+            return
+        others = [other for other in manifest.clients if other.address and other.name != name]
+        if others:
+            other = self.journal.host.random.choice(others)
+            self.membership.request_manifest(other.name, self.transport.loop)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from spodgt.peer.host.events import Notify
@@ -47,6 +48,8 @@ class LocalClient:
     receive: Receive  # takes the frames that arrive: `Node.receive`, set in `startup.make_links`
     notify: Notify
     host: Host = field(default_factory=system_host)
+    # called with a neighbour's name after one end has refused a link: the manifests may differ
+    on_refused_link: Callable[[str], None] = lambda name: None
 
     @property
     def now(self) -> float:

@@ -52,8 +52,6 @@ class IncomingCalls:
         self.access = access
         self.manifest: Answer = lambda name: None
         self.status: Answer = lambda name: None
-        # called with the name of a neighbour that opens a link which is not in the manifest
-        self.on_unknown_link: Callable[[str], None] = lambda name: None
         # the streams that others have opened, also before their first message, with their links
         self.tasks: dict[asyncio.Task[None], Ends] = {}
 
@@ -97,7 +95,7 @@ class IncomingCalls:
 
     def _unknown_link(self, caller: str, link: Ends) -> Refused:
         """Log a link that is not in the manifest; returns the refusal to raise."""
-        self.on_unknown_link(caller)
+        self.local.on_refused_link(caller)
         why = f"link {link[0]} → {link[1]} is not in the manifest"
         self.local.notify("refused", why)
         return Refused(why)

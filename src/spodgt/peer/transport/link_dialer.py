@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TypeVar
 
-from spodgt.peer.host.interfaces import Call
+from spodgt.peer.host.interfaces import Call, Rejected
 from spodgt.peer.host.text import printable
 from spodgt.peer.membership.certificates import seconds_left
 from spodgt.peer.protocol.running_sums import Refused
@@ -98,6 +98,8 @@ class LinkDialer(ABC):
         if isinstance(error, Refused):
             self.local.notify("refused", str(error)[:TEXT], self.name)
             return str(error)[:TEXT]
+        if isinstance(error, Rejected):
+            self.local.on_refused_link(self.name)
         try:
             return await self.local.cause(error, self.address, self.name)
         except Exception as failure:
