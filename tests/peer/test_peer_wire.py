@@ -119,6 +119,8 @@ def test_a_repeated_header_stands_for_the_message_before_it(quantized: bool) -> 
         got = assembler.add(wire_format.pack_repeat(a, "b", later._replace(**other), 3))
         assert isinstance(got, wire_format.RepeatedHeader)
         assert got.message is None
+    got = assembler.add(wire_format.pack_keep_alive(a, "b", later, 4))
+    assert got == wire_format.RepeatedHeader(later.sender, None)
 
 
 def test_a_repeated_header_is_checked_like_any_other() -> None:

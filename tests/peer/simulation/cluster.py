@@ -33,6 +33,7 @@ from tests.peer.simulation.virtual import SimulatedClock, VirtualLoop
 STEP_SECONDS = 0.02  # of a local round on an ordinary host
 LAST_EPOCH = 2**62  # later than all
 CRASH_SECONDS = 0.01
+REPORT_SECONDS = 3.0  # between two reports of a peer; before each it reads its folder
 RESTART_SECONDS = 3.0  # after which a supervisor starts a peer again that ended with an error
 CERTIFICATE_CURES = ("copy it again", "peer renew", "peer issue", "set the clock")
 FOLDER = Path("/peer")
@@ -291,6 +292,8 @@ class Cluster:
         self.checks.manifest = manifest
         self.give_manifest(name)
         self.start_ended()
+        # those that end before this client has read its folder learn of the version by one more start
+        self.after(2 * REPORT_SECONDS, self.start_ended)
 
     # --- processes ---------------------------------------------------------------------------------
     def start(self, name: str) -> None:
@@ -313,7 +316,7 @@ class Cluster:
     def options(self) -> Options:
         return Options(
             durability=self.setup.durability,
-            report_every=3.0,
+            report_every=REPORT_SECONDS,
             evaluate_every=20.0,
             commit_every=self.setup.commit_every,
             drop_after=self.setup.drop_after,

@@ -78,6 +78,20 @@ FOUND = {
         (Fault(6.0, "quarantine", "p0", "p1", seconds=25.0, number=1.0),),
         32.0,
     ),
+    "a link that is rarely used is called silent: both ends begin epochs without each other": Plan(
+        12219,
+        Setup(
+            clients=4,
+            graph="ring",
+            layers={"local_steps": 3},
+            rate=1.0,
+            commit_every=3,
+            drop_after=12.0,
+            p_hat=0.6,
+        ),
+        (),
+        8.0,
+    ),
 }
 
 

@@ -24,6 +24,7 @@ from spodgt.peer.transport.connection import (
 from spodgt.peer.transport.link_dialer import LinkDialer
 
 RESEND_SECONDS = 1.0  # between two retransmissions: of the header alone from protocol 2 on
+KEEP_ALIVE_SECONDS = 3.0  # without a message to send, then a header shows that this end is up
 RESPONSE_SECONDS = 10.0  # for the answer to a message, beyond the time its bytes take
 WINDOW = 2  # unacknowledged messages of a stream, then no other is sent before an acknowledgement
 _EMPTY = torch.empty(0)
@@ -146,16 +147,31 @@ class OutStream:
 
     async def _send(self) -> None:
         """Send new messages and repeat headers, without end."""
-        acknowledged = self.link.acknowledged
-        if self.repeats_headers and self.link.latest is None and acknowledged is not None:
-            # without a message to send, the header introduces this end, and the receiver answers
-            await self._write_header(acknowledged)
-            self.awaiting_since = self.local.now
         self.link.wake.set()  # a new stream begins with the newest message
         while True:
             message = await self.link.next_message()
             if message is not None:
                 await self._send_or_repeat(message)
+            else:
+                await self._keep_alive()
+
+    async def _keep_alive(self) -> None:
+        """Send a header without a message, if nothing was sent for long.
+
+        On a new stream it introduces this end. Later it shows that this end is up although everything is
+        acknowledged: rounds, or uses of the link, may be rare. The receiver answers with a heartbeat.
+        """
+        acknowledged = self.link.acknowledged
+        if not self.repeats_headers or acknowledged is None:
+            return
+        if self.local.now - self.sent_at < KEEP_ALIVE_SECONDS:
+            return
+        self.frame += 1
+        await self._write(
+            wire_format.pack_keep_alive(self.context, self.link.name, acknowledged, self.frame)
+        )
+        self.sent_at = self.local.now
+        self.awaiting_since = self.awaiting_since or self.sent_at
 
     async def _send_or_repeat(self, message: Message) -> None:
         """Send a message if it is new on this stream, else repeat a header if that is due."""

@@ -102,6 +102,11 @@ def pack_repeat(context: Context, receiver: str, message: Message, frame: int) -
     return _LENGTH.pack(len(text)) + text
 
 
+def pack_keep_alive(context: Context, receiver: str, last: Message, frame: int) -> bytes:
+    """A header that repeats no message: its number follows that of `last`, the last message."""
+    return pack_repeat(context, receiver, last._replace(number=last.number + 1), frame)
+
+
 def _packed_header(context: Context, receiver: str, message: Message, frame: int) -> pb.Header:
     return pb.Header(
         protocol=max(context.protocols),
@@ -128,7 +133,7 @@ class RepeatedHeader(NamedTuple):
     """The header of a message without its numbers."""
 
     sender: Incarnation
-    # with the numbers that were received before; None if they are of another message
+    # with the numbers that were received before; None if they are of another message, or of none
     message: Message | None
 
 
