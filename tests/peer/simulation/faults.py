@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path as FilePath
 
 from tests.peer.simulation import manifest_faults, operator_faults
-from tests.peer.simulation.cluster import FOLDER, Cluster
+from tests.peer.simulation.cluster import FOLDER, REPORT_SECONDS, Cluster
 from tests.peer.simulation.disk import Inode
 from tests.peer.simulation.network import Path
 from tests.peer.simulation.plan import Fault, names_of
@@ -322,6 +322,9 @@ def heal(cluster: Cluster, inflicted: Iterable[Fault]) -> None:
         members = [name for name in names_of(cluster.setup) if name in cluster.manifest.linked]
         cluster.give_manifest(cluster.random.choice(members or cluster.manifest.names))
     cluster.start_ended()
+    if cluster.checks.set_back:
+        # a client that has forgotten the end of others needs them once more; they may end a little later
+        cluster.after(2 * REPORT_SECONDS, cluster.start_ended)
     if cluster.moved:  # some clients may have the old addresses of all that have the newest version
         for name in cluster.manifest.names:
             cluster.give_manifest(name)

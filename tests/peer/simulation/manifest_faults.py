@@ -16,6 +16,9 @@ def old_manifest(cluster: Cluster, fault: Fault) -> None:
     """An older version of the manifest is copied into the folder of a client."""
     file = cluster.old_manifests[int(fault.number) % len(cluster.old_manifests)]
     cluster.hosts[fault.target].disk.put(FOLDER / "manifest.toml", file)
+    if fault.target not in cluster.manifest.names:
+        # no member serves a removed client: only its operator can tell it that it was removed
+        cluster.at_end(fault.seconds, lambda: cluster.give_manifest(fault.target))
 
 
 def change_settings(cluster: Cluster, fault: Fault) -> None:

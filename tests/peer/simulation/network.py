@@ -60,8 +60,8 @@ class Pipe:
 
     network: Network
     ends: tuple[str, str]
-    frames: deque[bytes] = field(default_factory=deque)
-    sent: int = 0  # frames that have not arrived yet
+    frames: deque[bytes] = field(default_factory=deque)  # that have arrived
+    sent: deque[bytes] = field(default_factory=deque)  # that have not arrived yet
     free_at: float = 0.0  # when the last frame on its way arrives
     broken: WireError | None = None
     is_closed: bool = False
@@ -70,7 +70,7 @@ class Pipe:
     room: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def write(self, data: bytes) -> None:
-        while self.sent >= WINDOW and self.broken is None:
+        while len(self.sent) >= WINDOW and self.broken is None:
             self.room.clear()
             await self.room.wait()
         if self.broken is not None:
@@ -83,18 +83,18 @@ class Pipe:
             seconds += RETRY
         self.free_at = max(self.free_at, loop.now) + (path.seconds_per_frame or 1e-6)
         self.free_at = max(self.free_at, loop.now + seconds)
-        self.sent += 1
-        loop.call_at(self.free_at, self._arrive, data)
+        self.sent.append(data)
+        loop.call_at(self.free_at, self._arrive)
 
-    def _arrive(self, data: bytes) -> None:
+    def _arrive(self) -> None:
+        """Deliver the oldest frame on its way: each frame has one call, frames do not overtake others."""
         if self.broken is not None:
             return
         if self.network.path(*self.ends).is_cut:  # it is sent again until the path is back
-            self.network.loop.call_later(RETRY, self._arrive, data)
+            self.network.loop.call_later(RETRY, self._arrive)
             return
-        self.sent -= 1
+        self.frames.append(self.sent.popleft())
         self.room.set()
-        self.frames.append(data)
         self.wake.set()
 
     async def read(self) -> bytes | None:

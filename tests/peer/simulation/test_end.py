@@ -25,10 +25,12 @@ SECONDS = 400  # of virtual time, within which all must have ended
 
 
 @contextmanager
-def cluster_of(method: str, rate: float = 2.0) -> Iterator[Cluster]:
+def cluster_of(
+    method: str, rate: float = 2.0, drop_after: float | None = None
+) -> Iterator[Cluster]:
     """Peers of which one is much slower than the others."""
     loop = VirtualLoop()
-    setup = Setup(method=method, rounds=ROUNDS, max_alone=6, rate=rate)
+    setup = Setup(method=method, rounds=ROUNDS, max_alone=6, rate=rate, drop_after=drop_after)
     with quiet():
         cluster = Cluster(setup, Random(3), loop)
         cluster.hosts["p0"].step_seconds = 2.0
@@ -90,6 +92,37 @@ def test_peers_end_although_each_is_killed_now_and_then(method: str) -> None:
         run_to_the_end(cluster)
         assert rounds(cluster) == {ROUNDS}
         cluster.checks.check_all()
+
+
+def test_a_client_that_loses_its_disk_after_the_last_round_of_others_learns_of_their_end() -> None:
+    with cluster_of("spod-gt-memory") as cluster:
+
+        def lose_disk() -> None:
+            has_ended = {name for name, peer in cluster.running().items() if peer.node.has_ended}
+            assert has_ended == {"p1", "p2"}
+            cluster.kill("p0")
+            cluster.hosts["p0"].disk.remove(FOLDER / "state")
+            cluster.checks.lost_state("p0")  # the others follow it into another epoch
+
+        cluster.after(19.0, lose_disk)
+        run_to_the_end(cluster)
+        assert rounds(cluster) == {ROUNDS}
+        cluster.checks.check_all()
+
+
+def test_peers_that_have_made_all_rounds_begin_no_epochs_without_a_silent_one() -> None:
+    with cluster_of("spod-gt-memory", drop_after=6.0) as cluster:
+        for name in cluster.hosts:
+            cluster.after(0.0, lambda name=name: cluster.start(name))  # type: ignore[misc]
+        cluster.loop.run_until_complete(asyncio.sleep(8.0))
+        cluster.hosts["p0"].is_wanted = False
+        cluster.kill("p0")
+        cluster.loop.run_until_complete(asyncio.sleep(50.0))
+        assert sorted(cluster.running()) == ["p1", "p2"]
+        for name in cluster.running():
+            assert cluster.checks.states[name].epoch <= cluster.manifest.epoch + 1
+        run_to_the_end(cluster)
+        assert rounds(cluster) == {ROUNDS}
 
 
 def test_a_version_with_more_rounds_is_trained_on() -> None:

@@ -92,6 +92,18 @@ FOUND = {
         (),
         8.0,
     ),
+    "a client that has made all rounds begins an epoch without a neighbour, and ends at once": Plan(
+        13457,
+        Setup(
+            graph="ring", rate=2.0, max_alone=6, commit_every=3, drop_after=12.0, p=0.4, rounds=20
+        ),
+        (
+            Fault(3.632, "bad_frames", "p2", "p0", seconds=1.0, number=21.0),
+            Fault(6.027, "bad_frames", "p2", "p1", seconds=0.2, number=8.0),
+            Fault(6.566, "bad_frames", "p2", "p0", seconds=4.0, number=21.0),
+        ),
+        8.0,
+    ),
 }
 
 

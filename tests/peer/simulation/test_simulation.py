@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from random import Random
 from unittest.mock import patch
 
 import pytest
 
 from tests.peer.simulation.mutants import MUTANTS
+from tests.peer.simulation.network import Network, Path, Pipe
 from tests.peer.simulation.plan import Fault, Plan, Setup
 from tests.peer.simulation.shrink import shrink
 from tests.peer.simulation.simulator import plan_of, simulate
+from tests.peer.simulation.virtual import VirtualLoop
 
 SEEDS = 100
 BLOCKS = 4
@@ -49,3 +53,22 @@ def test_a_seed_has_one_course() -> None:
     assert first.digest == second.digest
     assert first.virtual_seconds == second.virtual_seconds
     assert first.log == second.log
+
+
+def test_frames_of_a_stream_arrive_in_order_after_a_cut() -> None:
+    loop = VirtualLoop()
+    network = Network(loop, Random(0))
+    pipe = Pipe(network, ("p0", "p1"))
+    frames = [bytes([number]) for number in range(7)]
+
+    async def exchange() -> list[bytes | None]:
+        network.set_path("p0", "p1", Path(is_cut=True))
+        for frame in frames:
+            await pipe.write(frame)
+            await asyncio.sleep(0.1)
+        network.heal()
+        return [await pipe.read() for _ in frames]
+
+    received = loop.run_until_complete(exchange())
+    loop.close()
+    assert received == frames

@@ -205,9 +205,13 @@ class RoundLoop:
         self.reporter.report()
 
     def _drop_silent(self) -> None:
-        """Begin an epoch without neighbours that are silent for longer than `drop_after`, if it is set."""
+        """Begin an epoch without neighbours that are silent for longer than `drop_after`, if it is set.
+
+        Not after the last round: an epoch serves the rounds that follow, and forgets which neighbours have
+        acknowledged the end.
+        """
         limit = self.options.drop_after
-        if limit is None:
+        if limit is None or self.node.has_ended:
             return
         for name, seconds in self.reporter.silent_seconds().items():
             if seconds > limit and self.node.drop_neighbour(name, f"silent for {seconds:.0f} s"):

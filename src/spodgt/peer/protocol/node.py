@@ -340,6 +340,11 @@ class Node:
         self.dirty |= {f"out:{name}" for name in out}
 
     def is_end_acknowledged(self) -> bool:
-        """Whether every receiver has acknowledged the last message, or has ended itself."""
+        """Whether every receiver has acknowledged the last message, or has ended itself.
+
+        False in an epoch that has begun after the announcement, until the end is announced in it.
+        """
+        if not self.has_ended:
+            return False
         links = self.state.out.items()
         return all(link.acked == link.number or name in self.state.ended for name, link in links)
