@@ -38,7 +38,7 @@ from spodgt.peer.protocol.running_sums import (
 from spodgt.peer.storage import state_store
 from spodgt.peer.storage.state_store import DiskStateStore, StoreFailed
 from spodgt.peer.transport import link_dialer, wire_format
-from tests.peer.simulation import test_liars
+from tests.peer.simulation import test_found, test_liars
 from tests.peer.simulation.simulator import plan_of, simulate
 
 MOST_SEEDS = 300
@@ -50,9 +50,7 @@ class Mutant(NamedTuple):
     owner: Any  # a module or a class
     name: str
     wrong: Any
-    liar: Callable[[], None] | None = (
-        None  # a test with a member that lies, which finds it; None: seeds do
-    )
+    test: Callable[[], None] | None = None  # that finds it; None: seeds do
 
 
 # --- the protocol ----------------------------------------------------------------------------------
@@ -268,7 +266,12 @@ MUTANTS: dict[str, Mutant] = {
     "skip the sync of a commit": Mutant(DiskStateStore, "_write_record", skip_sync),
     "overwrite the slot in use": Mutant(DiskStateStore, "_write", overwrite_slot),
     "go on with a full disk": Mutant(DiskStateStore, "commit", ignore_full_disk),
-    "keep one record": Mutant(DiskStateStore, "_write_record", one_record),
+    "keep one record": Mutant(
+        DiskStateStore,
+        "_write_record",
+        one_record,
+        test_found.test_losses_of_power_in_commits_lose_no_commit,
+    ),
     "connect once": Mutant(link_dialer.LinkDialer, "_run", connect_once),
     "do not follow epochs": Mutant(FrameProcessor, "_check_epoch", deaf_to_epochs),
     "accept an older manifest": Mutant(Membership, "adopt", adopt_any),
@@ -313,10 +316,10 @@ class Finding(NamedTuple):
 
 
 def find(mutant: Mutant, most: int = MOST_SEEDS) -> Finding | None:
-    """Run seeds, or the test with a liar, until one fails; None if none of them does."""
+    """Run seeds, or the test of the mutant, until one fails; None if none of them does."""
     with patch.object(mutant.owner, mutant.name, mutant.wrong):
-        if mutant.liar is not None:
-            return _find_by_liar(mutant.liar)
+        if mutant.test is not None:
+            return _find_by_test(mutant.test)
         for seed in range(most):
             outcome = simulate(plan_of(seed))
             if outcome.failure:
@@ -324,11 +327,11 @@ def find(mutant: Mutant, most: int = MOST_SEEDS) -> Finding | None:
     return None
 
 
-def _find_by_liar(test: Callable[[], None]) -> Finding | None:
+def _find_by_test(test: Callable[[], None]) -> Finding | None:
     try:
         test()
     except Exception as error:  # of a peer, or of what the test asserts
-        return Finding(0, f"with a liar: {type(error).__name__}: {error}")
+        return Finding(0, f"by a test: {type(error).__name__}: {error}")
     return None
 
 

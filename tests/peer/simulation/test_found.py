@@ -111,3 +111,14 @@ FOUND = {
 def test_a_schedule_that_once_failed_passes(name: str) -> None:
     outcome = simulate(FOUND[name])
     assert not outcome.failure, outcome.failure
+
+
+def test_losses_of_power_in_commits_lose_no_commit() -> None:
+    """The record that is being written is torn; the one before is still whole."""
+    faults = tuple(
+        Fault(2.0 + 1.5 * number, "power_point", f"p{number % 3}", "", 3.0, 1.0 + number % 4)
+        for number in range(12)
+    )
+    for seed in range(2):
+        outcome = simulate(Plan(seed, Setup(), faults, 24.0))
+        assert not outcome.failure, outcome.failure
