@@ -104,6 +104,16 @@ FOUND = {
         ),
         8.0,
     ),
+    "a root whose disk was set back gets no model: its neighbours have only an earlier epoch's": Plan(
+        20531,
+        Setup(method="relay", graph="ring", rate=1.0, max_alone=6, drop_after=6.0, p=0.4),
+        (
+            Fault(10.40, "full_disk", "p2", "p1", 4.0, 3.0),
+            Fault(13.14, "restore", "p0", "p1", 0.2, 13.0),
+            Fault(26.69, "restore", "p0", "p1", 25.0, 5.0),
+        ),
+        30.0,
+    ),
 }
 
 

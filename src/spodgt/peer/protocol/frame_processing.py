@@ -139,9 +139,13 @@ class FrameProcessor:
     def _process_message(self, name: str, message: Message) -> Outcome:
         node = self.node
         outcome = self._check_epoch(name, message)
-        if outcome is not FrameAge.CURRENT:
-            return outcome
         before = node.state.into[name]
+        if outcome is not FrameAge.CURRENT:
+            # a neighbour that is acknowledged in this epoch may have no message of it to send
+            is_earlier = outcome is FrameAge.EARLIER and message.sender == before.seen
+            if is_earlier and node.state.is_outdated:
+                self._adopt_model(name, message)
+            return outcome
         effect = running_sums.apply_message(before, message)
         if isinstance(effect, RolledBack):
             return effect
