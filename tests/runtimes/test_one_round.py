@@ -7,7 +7,6 @@ from pathlib import Path
 from types import FrameType
 
 import spodgt
-from spodgt.engine import _LOOP_FILES
 from spodgt.problems import classification
 from spodgt.runtimes.simulator import Simulation
 from spodgt.runtimes.world import Draw, Run
@@ -36,15 +35,16 @@ def test_a_round_of_a_network_passes_these_files() -> None:
     finally:
         sys.setprofile(None)
 
-    # and `runtimes/loop.py`, which calls both; without compiled loops, which need not be read: the
-    # same in PyTorch and NumPy is where they are called
-    assert sorted(files - set(_LOOP_FILES)) == [
+    # and `runtimes/loop.py`, which calls both
+    assert sorted(files) == [
         "algorithms/spod_gt.py",
         "kernels/links.py",
+        "kernels/mixing.py",
         "problems/data/samples.py",
         "problems/gradients/loop.py",
         "problems/losses.py",
         "problems/minibatch_gradients.py",
+        "random_draws.py",
         "runtimes/batch.py",
         "runtimes/batch_round.py",
         "runtimes/simulator.py",
