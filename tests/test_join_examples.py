@@ -124,4 +124,4 @@ def test_four_sites_learn_classes_that_they_have_not(name: str, tmp_path: Path) 
         reported = [score.accuracy for score in scores if score.accuracy is not None]
         gains.append(max(reported) - share)
     print(name, "gains", " ".join(f"{gain:.2f}" for gain in gains))
-    assert max(gains) > 0.04, gains
+    assert max(gains) > 0.1, gains
