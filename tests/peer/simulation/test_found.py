@@ -114,6 +114,12 @@ FOUND = {
         ),
         30.0,
     ),
+    "all start at once and share commits of three rounds: each message is three rounds late": Plan(
+        21689,
+        Setup(clients=4, graph="ring", rate=1.0, commit_every=3, dialled_by_receivers=True),
+        (Fault(5.491, "outage", "p3", "p0", seconds=4.0, number=5.0),),
+        8.0,
+    ),
 }
 
 
