@@ -308,7 +308,7 @@ class Reporter:
         )
 
     def silent_seconds(self) -> dict[str, float]:
-        """Seconds since the last frame of each neighbour on any link, or since the start.
+        """Seconds since the last sign of each neighbour on any link, or since the start.
 
         Neighbours whose links the method does not use, and those that have made all their rounds, are left
         out.
@@ -317,7 +317,7 @@ class Reporter:
         last_received = dict.fromkeys(sorted(self.transport.in_links.traffic), self.begun)
         for name, traffic in self.transport.traffic():
             before = last_received.get(name, self.begun)
-            last_received[name] = max(before, traffic.last_received)
+            last_received[name] = max(before, traffic.last_sign(now))
         role = self.node.role
         expected = (role.used_out | role.used_in) - self.node.state.ended
         return {name: now - time for name, time in last_received.items() if name in expected}
