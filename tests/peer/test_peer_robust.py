@@ -432,7 +432,7 @@ async def held(server: Server, count: int) -> list[asyncio.StreamWriter]:
     return made
 
 
-def test_connections_without_a_stream_are_closed_and_full_is_logged(
+def test_connections_without_a_stream_are_closed_and_full_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A removed client held all connections of a peer with its certificate; no neighbour could come back."""
@@ -445,10 +445,6 @@ def test_connections_without_a_stream_are_closed_and_full_is_logged(
             await asyncio.sleep(0.5)
             connections = await held(server, 6)
             assert await server.transport.listener.check_full()
-            assert [text for kind, text in server.events if kind == "connections"] == [
-                "all 6 are in use: a neighbour that restarts cannot connect; "
-                "limit new connections per address in the firewall"
-            ]
             why = await asyncio.to_thread(
                 probe, server.transport.local.identity, server.address, "b"
             )
@@ -648,6 +644,16 @@ def test_a_state_whose_numbers_contradict_each_other_is_not_taken(home: Path) ->
     assert "its local audit is" in next(
         text for _, kind, text, _ in peer.journal.recent if kind == "damaged"
     )
+    peer.store.close()
+
+
+def test_full_connections_are_warned_of_and_logged(home: Path) -> None:
+    peer = Peer(home, "p0", Options(durability="process"))
+    peer.transport.listener.is_full = True
+    peer.reporter.report()
+    (warning,) = peer.reporter.status.warnings
+    assert warning.endswith("limit new connections per address in the firewall")
+    assert warning in {event.text for event in peer.journal.recent if event.kind == "warning"}
     peer.store.close()
 
 

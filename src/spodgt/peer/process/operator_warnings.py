@@ -8,6 +8,7 @@ from typing import NamedTuple
 from spodgt.peer.protocol.epoch_limit import STEP
 from spodgt.peer.protocol.node import Node
 
+WARN_DAYS = 7.0  # before a certificate ends
 SILENT_SECONDS = 30.0  # after which a neighbour without a message is called silent
 
 
@@ -40,6 +41,16 @@ def node_warnings(node: Node) -> Iterator[OperatorWarning]:
                 "peer set or remove makes a manifest version and one common epoch"
             )
             yield OperatorWarning(name, text)
+
+
+def certificate_warnings(name: str, days_left: float) -> Iterator[OperatorWarning]:
+    """A warning if the certificate of client `name` ends soon."""
+    if days_left < WARN_DAYS:
+        end = f"ends in {days_left:.1f} days"
+        if days_left <= 0:
+            end = "has ended: no link can connect again"
+        fix = f"renew it with: spodgt peer renew {name}"
+        yield OperatorWarning("certificate", f"the certificate {end}; {fix}")
 
 
 def silence_warnings(

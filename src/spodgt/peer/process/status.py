@@ -17,6 +17,7 @@ from spodgt.peer.process.journal import Journal
 from spodgt.peer.process.operator_warnings import (
     SILENT_SECONDS,
     OperatorWarning,
+    certificate_warnings,
     node_warnings,
     silence_warnings,
 )
@@ -212,10 +213,11 @@ class Reporter:
         yield from node_warnings(self.node)
         limit = min(SILENT_SECONDS, self.options.drop_after or math.inf)
         yield from silence_warnings(self.node, self.silent_seconds(), limit)
+        yield from certificate_warnings(self.status.name, self.status.days_left)
         if self.transport.listener.is_full:
             text = (
                 f"all {self.transport.listener.max_connections} connections are in use: a neighbour that "
-                "restarts cannot connect; limit them in the firewall"
+                "restarts cannot connect; limit new connections per address in the firewall"
             )
             yield OperatorWarning("connections", text)
         bad = self.status.bad_gradients
