@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from spodgt.peer.protocol.epoch_limit import STEP
 from spodgt.peer.protocol.node import Node
 
 WARN_DAYS = 7.0  # before a certificate ends
@@ -31,16 +30,9 @@ def node_warnings(node: Node) -> Iterator[OperatorWarning]:
     for name, count in node.epoch_limiter.ignored.most_common():
         text = (
             f"{name} is in epochs that are not followed, {count} so far: if {name} begins them, "
-            f"remove it: spodgt peer remove {name}"
+            f"remove it: spodgt peer remove {name}; if not, any spodgt peer set makes a common epoch"
         )
         yield OperatorWarning(name, text)
-    for name, ahead in sorted(node.epoch_limiter.ahead.items()):
-        if ahead > STEP:
-            text = (
-                f"{name} is {ahead} epochs ahead, {STEP} of them are followed at a time: any spodgt "
-                "peer set or remove makes a manifest version and one common epoch"
-            )
-            yield OperatorWarning(name, text)
 
 
 def certificate_warnings(name: str, days_left: float) -> Iterator[OperatorWarning]:
