@@ -53,7 +53,7 @@ from tests.peer.world import Noisy
 EXACT = 1e-12
 QUADRATIC = {"kind": "quadratic", "parameters": 20, "seed": 1}
 LARGE = {"model": "mlp", "hidden": 200, "partition": {"kind": "iid"}}  # messages of two chunks
-CHAOS = "loss=0.3,twice=0.1,late=0.2,replay=0.05,seed=3"
+CHAOS = {"loss": 0.3, "twice": 0.1, "late": 0.2, "replay": 0.05, "seed": 3.0}
 
 
 class Skipped(Exception):
@@ -86,14 +86,14 @@ def make(
 
 @contextmanager
 def fleet(
-    env: dict[str, str] | None = None, options: Options | None = None, **kwargs: Any
+    chaos: dict[str, float] | None = None, options: Options | None = None, **kwargs: Any
 ) -> Iterator[Fleet]:
     with (
         tempfile.TemporaryDirectory() as folder,
         Fleet(
             make(Path(folder) / "run", **kwargs),
             options or Options(durability="process", evaluate_every=2, report_every=0.3),
-            env,
+            chaos,
         ) as made,
     ):
         yield made
@@ -124,7 +124,7 @@ def beyond(f: Fleet, key: str, before: dict[str, int], by: int = 0) -> Callable[
 # --- rows ------------------------------------------------------------------------------------------
 def row_1(seconds: float = 20) -> str:
     """30 % loss, 10 % duplicates, late and replayed frames, above TLS"""
-    with fleet(env={"SPODGT_CHAOS": CHAOS}) as f:
+    with fleet(chaos=CHAOS) as f:
         f.start()
         f.rounds(100, 120)
         time.sleep(seconds)
@@ -142,7 +142,7 @@ def row_5(points: tuple[str, ...] = fault_injection.POINTS, times: tuple[int, ..
         f.start("p0", "p1")
         for point in points:
             for time_ in times:
-                f.start("p2", env={"SPODGT_CRASH": f"{point}:{time_}"})
+                f.start("p2", crash=f"{point}:{time_}")
                 f.wait(lambda: not f.alive("p2"), 60, f"p2 dies at {point}")
                 count += 1
         f.start("p2")
@@ -163,7 +163,7 @@ def row_5(points: tuple[str, ...] = fault_injection.POINTS, times: tuple[int, ..
 
 def row_6(times: int = 20) -> str:
     """kill -9 of all at once, with the lost frames of row 1"""
-    with fleet(env={"SPODGT_CHAOS": CHAOS}) as f:
+    with fleet(chaos=CHAOS) as f:
         worst = 0.0
         for _ in range(times):
             begin_anew(f, *f.names)
@@ -179,7 +179,7 @@ def row_6(times: int = 20) -> str:
 def row_6b(kills: int = 100, **kwargs: Any) -> str:
     """kill -9 of one client after another, ≥ 100 times, with the lost frames of row 1"""
     draw = random.Random(4)
-    with fleet(env={"SPODGT_CHAOS": CHAOS}, **kwargs) as f:
+    with fleet(chaos=CHAOS, **kwargs) as f:
         f.start()
         f.rounds(3, 120)
         while f.kills < kills:

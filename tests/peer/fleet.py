@@ -25,6 +25,7 @@ from spodgt.peer.membership import run_folders
 from spodgt.peer.options import Options
 from spodgt.peer.process.main import Peer
 from spodgt.peer.protocol.audit import Audit
+from tests.peer.chaos import Chaos
 
 
 class Fleet:
@@ -34,9 +35,9 @@ class Fleet:
         self,
         run: Path,
         options: Options = Options(),  # noqa: B008
-        env: Mapping[str, str] | None = None,
+        chaos: Mapping[str, float] | None = None,
     ) -> None:
-        self.run, self.options, self.env = Path(run), options, dict(env or {})
+        self.run, self.options, self.chaos = Path(run), options, dict(chaos or {})
         self.names = run_folders.load(self.run).names
         for name in self.names:
             if not (self.run / name / "cert.pem").exists():
@@ -46,15 +47,15 @@ class Fleet:
         self.context.set_forkserver_preload([__name__, "spodgt.problems.data.datasets"])
         self.kills = 0
 
-    def start(
-        self, *names: str, env: Mapping[str, str] | None = None, options: Options | None = None
-    ) -> None:
+    def start(self, *names: str, crash: str = "", options: Options | None = None) -> None:
+        """Start processes; `crash` is the crash point at which they end."""
         for name in names or self.names:
             arguments = (
                 self.run / name,
                 name,
                 options or self.options,
-                {**self.env, **(env or {})},
+                self.chaos,
+                crash,
             )
             process = self.context.Process(target=_child, args=arguments, name=name, daemon=True)
             process.start()
@@ -127,13 +128,18 @@ def _exit_with(parent: int) -> None:
     os._exit(1)
 
 
-def _child(folder: Path, name: str, options: Options, env: dict[str, str]) -> None:
+def _child(
+    folder: Path, name: str, options: Options, chaos: Mapping[str, float], crash: str
+) -> None:
     threading.Thread(target=_exit_with, args=(os.getppid(),), daemon=True).start()
-    os.environ.update(env)
-    fault_injection.arm(env.get("SPODGT_CRASH", ""))
+    fault_injection.arm(crash)
     try:
         with use_loops(options.compiled):
-            Peer(folder, name, options).run()
+            peer = Peer(folder, name, options)
+            local = peer.transport.local
+            if chaos:
+                local.receive = Chaos(local.receive, **chaos)
+            peer.run()
     except SpodgtError as error:
         (folder / "error.txt").write_text(str(error))
         print(f"{name}: {error}", file=sys.stderr)

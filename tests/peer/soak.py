@@ -64,7 +64,7 @@ def soak(
     real, shown = run_folders.free_addresses(clients), run_folders.free_addresses(clients)
     with (
         Proxies(dict(zip(shown, real, strict=True)), cut=cut, seed=seed) as proxies,
-        fleet(clients=clients, addresses=shown, rate=10, env={"SPODGT_CHAOS": CHAOS}) as f,
+        fleet(clients=clients, addresses=shown, rate=10, chaos=CHAOS) as f,
     ):
         options = {
             name: replace(f.options, listen=address, report_every=1.0)

@@ -522,6 +522,25 @@ def test_a_stream_ends_when_its_link_is_removed_in_the_handshake(
     run(work())
 
 
+def test_a_stream_ends_when_its_link_is_removed_while_its_headers_are_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begin = GrpcIncomingCall.begin
+
+    async def work() -> None:
+        async with Server() as server, secure_channel(who("a"), server.address, "b") as channel:
+
+            async def removed(self: GrpcIncomingCall, headers: Headers) -> None:
+                asyncio.get_running_loop().call_soon(server.transport.relink, {}, {})
+                await begin(self, headers)
+
+            monkeypatch.setattr(GrpcIncomingCall, "begin", removed)
+            call = channel.stream_stream(f"/{SERVICE}/Talk")()
+            await asyncio.wait_for(call.code(), 4)
+
+    run(work())
+
+
 @pytest.mark.parametrize(
     ("theirs", "ours", "agreed"),
     [((1,), (1,), 1), ((1, 2), (1,), 1), ((1,), (1, 2), 1), ((1, 2), (2, 3), 2)],

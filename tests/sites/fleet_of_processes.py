@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
@@ -129,7 +129,7 @@ class Processes:
         for name in names or self.names:
             self.steps_at_start[name] = self.steps(name)
             process = self.context.Process(
-                target=_run_script, args=(self.script, self.tasks[name], {"SPODGT_CRASH": crash})
+                target=_run_script, args=(self.script, self.tasks[name], crash)
             )
             process.start()
             self.processes[name] = process
@@ -198,11 +198,11 @@ class Processes:
         self.kill()
 
 
-def _run_script(script: Script, task: Task, environment: Mapping[str, str]) -> None:
+def _run_script(script: Script, task: Task, crash: str) -> None:
     parent = os.getppid()
     threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
     torch.set_num_threads(1)
-    fault_injection.arm(environment["SPODGT_CRASH"])
+    fault_injection.arm(crash)
     try:
         script(task)
     except SpodgtError as error:

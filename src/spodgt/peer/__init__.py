@@ -1,7 +1,7 @@
 """Peers: every client is its own process, asynchronous and authenticated, and no mass is ever lost.
 
     options       options of a run, of one process, and of a change of a run
-    host          clocks, files and the network as interfaces; fault injection
+    host          clocks, files and the network as interfaces; crash points of tests
     protocol      running sums, a client's state and local rounds; no clock, socket or file
     storage       commits on disk, backups
     membership    certificates, the signed manifest and its changes, folders of a run

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from spodgt.errors import SpodgtError
 from spodgt.experiment import Experiment
-from spodgt.peer.host.fault_injection import Chaos
 from spodgt.peer.host.interfaces import Disconnected, Host
 from spodgt.peer.membership import certificates, run_folders
 from spodgt.peer.membership.manifest import Manifest, SignedManifest
 from spodgt.peer.membership.manifest_changes import check_devices, with_root
 from spodgt.peer.options import Deployment, Options
 from spodgt.peer.process.main import Peer
+from tests.peer.chaos import Chaos
 from tests.peer.simulation.checks import Checks, Content, Violation
 from tests.peer.simulation.disk import Inode, ProcessFiles, SimulatedDisk
 from tests.peer.simulation.network import Network, ProcessWire

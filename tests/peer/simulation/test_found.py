@@ -114,6 +114,29 @@ FOUND = {
         ),
         30.0,
     ),
+    "a rarely used link with a client of protocol 1 is called silent, epoch after epoch begins": Plan(
+        32066,
+        Setup(
+            clients=4,
+            graph="ring",
+            layers={"local_steps": 3},
+            rate=1.0,
+            commit_every=3,
+            drop_after=12.0,
+            durability="process",
+            p_hat=0.6,
+            dialled_by_receivers=True,
+            has_old_release=True,
+        ),
+        (),
+        8.0,
+    ),
+    "all start at once and share commits of three rounds: each message is three rounds late": Plan(
+        21689,
+        Setup(clients=4, graph="ring", rate=1.0, commit_every=3, dialled_by_receivers=True),
+        (Fault(5.491, "outage", "p3", "p0", seconds=4.0, number=5.0),),
+        8.0,
+    ),
 }
 
 

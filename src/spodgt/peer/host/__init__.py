@@ -1,1 +1,1 @@
-"""What a peer uses of its host: clocks, files, network interfaces, fault injection."""
+"""What a peer uses of its host: clocks, files, network interfaces, crash points of tests."""

@@ -19,7 +19,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from spodgt.errors import InvalidInput
 from spodgt.peer.host.files import DISK, Files
 
-# for which a client's certificate is valid by default; `own_certificate.WARN_DAYS` warns of its end
+# for which a client's certificate is valid by default; `operator_warnings.WARN_DAYS` warns of its end
 DAYS = 30
 OBSERVER = "observer"  # name in certificates for requests of status; no client has it
 _CA_DAYS = 3650

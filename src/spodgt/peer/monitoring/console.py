@@ -16,7 +16,7 @@ from rich.text import Text
 from spodgt.peer.monitoring.findings import EXACT, STALE_SECONDS
 from spodgt.peer.monitoring.report_validation import Json
 from spodgt.peer.process.journal import Journal
-from spodgt.peer.process.own_certificate import WARN_DAYS
+from spodgt.peer.process.operator_warnings import WARN_DAYS
 from spodgt.peer.process.status import Status
 
 _COLOURS = {"up": "green", "down": "red", "waiting": "yellow"}
@@ -51,9 +51,6 @@ def _progress(status: Status) -> Table:
         f"consensus {_number(status.consensus)}",
         Text(f"audit {status.audit:.1e}", style=audit_style),
     )
-    if status.days_left < WARN_DAYS:
-        text = f"certificate ends in {status.days_left:.1f} days: renew it"
-        grid.add_row(Text(text, style="bold yellow"))
     return grid
 
 

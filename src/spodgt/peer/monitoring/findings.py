@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 from spodgt.peer.membership.manifest import Manifest
 from spodgt.peer.monitoring.report_validation import Json
-from spodgt.peer.process.operator_warnings import SILENT_SECONDS
-from spodgt.peer.process.own_certificate import WARN_DAYS
+from spodgt.peer.process.operator_warnings import SILENT_SECONDS, WARN_DAYS
 
 STALE_SECONDS = 10.0  # after which a report is too old to be used, and its client counts as silent
 EXACT = 1e-12  # a local audit above this is not zero to rounding

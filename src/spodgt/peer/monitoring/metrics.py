@@ -20,7 +20,7 @@ from spodgt.peer.process.journal import Journal
 from spodgt.peer.process.status import Neighbour, Status
 
 CONNECTIONS = 16  # at once; one more ends the oldest
-REQUEST_SECONDS = 10.0  # for a request and its answer
+REQUEST_SECONDS = 10.0  # without a byte, after which a connection ends
 
 _LINK_LABELS = ["client", "way", "neighbour"]
 _Family = type[CounterMetricFamily] | type[GaugeMetricFamily]
@@ -108,15 +108,6 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
             self._connections.append(request)
         super().process_request(request, client_address)
 
-    def process_request_thread(self, request: Any, client_address: object) -> None:
-        deadline = threading.Timer(REQUEST_SECONDS, _end, (request,))
-        deadline.daemon = True
-        deadline.start()
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            deadline.cancel()
-
     def shutdown_request(self, request: Any) -> None:
         with self._lock, contextlib.suppress(ValueError):  # it may have been ended for a newer one
             self._connections.remove(request)
@@ -134,6 +125,8 @@ def _end(connection: socket.socket) -> None:
 
 class _QuietHandler(WSGIRequestHandler):
     """Requests are not logged: the log is that of the peer."""
+
+    timeout = REQUEST_SECONDS
 
     def log_message(self, format: str, *args: object) -> None:
         """Log nothing."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from spodgt.peer.protocol.epoch_limit import STEP
 from spodgt.peer.protocol.node import Node
 
+WARN_DAYS = 7.0  # before a certificate ends
 SILENT_SECONDS = 30.0  # after which a neighbour without a message is called silent
 
 
@@ -30,16 +30,19 @@ def node_warnings(node: Node) -> Iterator[OperatorWarning]:
     for name, count in node.epoch_limiter.ignored.most_common():
         text = (
             f"{name} is in epochs that are not followed, {count} so far: if {name} begins them, "
-            f"remove it: spodgt peer remove {name}"
+            f"remove it: spodgt peer remove {name}; if not, any spodgt peer set makes a common epoch"
         )
         yield OperatorWarning(name, text)
-    for name, ahead in sorted(node.epoch_limiter.ahead.items()):
-        if ahead > STEP:
-            text = (
-                f"{name} is {ahead} epochs ahead, {STEP} of them are followed at a time: any spodgt "
-                "peer set or remove makes a manifest version and one common epoch"
-            )
-            yield OperatorWarning(name, text)
+
+
+def certificate_warnings(name: str, days_left: float) -> Iterator[OperatorWarning]:
+    """A warning if the certificate of client `name` ends soon."""
+    if days_left < WARN_DAYS:
+        end = f"ends in {days_left:.1f} days"
+        if days_left <= 0:
+            end = "has ended: no link can connect again"
+        fix = f"renew it with: spodgt peer renew {name}"
+        yield OperatorWarning("certificate", f"the certificate {end}; {fix}")
 
 
 def silence_warnings(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
 from spodgt.errors import InvalidInput
-from spodgt.peer.host.fault_injection import Chaos
 from spodgt.peer.membership.manifest import RESETS, Manifest
 from spodgt.peer.options import Options
 from spodgt.peer.process.journal import Journal
@@ -116,8 +114,7 @@ def make_links(
         metadata.version("spodgt"),
         manifest.method.quantized,
     )
-    receive = Chaos.parse(node.receive, os.environ.get("SPODGT_CHAOS", ""))
-    local = LocalClient(context, membership.identity, receive, journal.event, journal.host)
+    local = LocalClient(context, membership.identity, node.receive, journal.event, journal.host)
     transport = Transport(local)
     reporter = Reporter(folder, node, evaluator, transport, journal, options)
 

@@ -17,6 +17,7 @@ from spodgt.peer.process.journal import Journal
 from spodgt.peer.process.operator_warnings import (
     SILENT_SECONDS,
     OperatorWarning,
+    certificate_warnings,
     node_warnings,
     silence_warnings,
 )
@@ -212,10 +213,11 @@ class Reporter:
         yield from node_warnings(self.node)
         limit = min(SILENT_SECONDS, self.options.drop_after or math.inf)
         yield from silence_warnings(self.node, self.silent_seconds(), limit)
+        yield from certificate_warnings(self.status.name, self.status.days_left)
         if self.transport.listener.is_full:
             text = (
                 f"all {self.transport.listener.max_connections} connections are in use: a neighbour that "
-                "restarts cannot connect; limit them in the firewall"
+                "restarts cannot connect; limit new connections per address in the firewall"
             )
             yield OperatorWarning("connections", text)
         bad = self.status.bad_gradients
@@ -308,7 +310,7 @@ class Reporter:
         )
 
     def silent_seconds(self) -> dict[str, float]:
-        """Seconds since the last frame of each neighbour on any link, or since the start.
+        """Seconds since the last sign of each neighbour on any link, or since the start.
 
         Neighbours whose links the method does not use, and those that have made all their rounds, are left
         out.
@@ -317,7 +319,7 @@ class Reporter:
         last_received = dict.fromkeys(sorted(self.transport.in_links.traffic), self.begun)
         for name, traffic in self.transport.traffic():
             before = last_received.get(name, self.begun)
-            last_received[name] = max(before, traffic.last_received)
+            last_received[name] = max(before, traffic.last_sign(now))
         role = self.node.role
         expected = (role.used_out | role.used_in) - self.node.state.ended
         return {name: now - time for name, time in last_received.items() if name in expected}

@@ -36,13 +36,11 @@ class EpochRateLimiter:
     def __init__(self, clock: Callable[[], float] = SYSTEM_CLOCK.monotonic) -> None:
         self.clock = clock
         self.ignored: Counter[str] = Counter()  # later epochs that were not followed, by neighbour
-        self.ahead: dict[str, int] = {}  # epochs by which a neighbour was ahead at its last frame
         self._budgets: dict[str, _Budget] = {}
         self._last_ignored: dict[str, int] = {}  # the last epoch that was not followed
 
     def next_epoch(self, name: str, current: int, claimed: int) -> int | None:
         """The epoch to begin after a frame of `name`; None: stay in the current one."""
-        self.ahead[name] = claimed - current
         now = self.clock()
         budget = self._budgets.get(name, _Budget(AT_ONCE, now))
         tokens = min(float(AT_ONCE), budget.tokens + (now - budget.time) / PAUSE)
@@ -57,6 +55,5 @@ class EpochRateLimiter:
 
     def note_common_epoch(self, name: str) -> None:
         """Note a frame of `name` that is not of a later epoch."""
-        self.ahead.pop(name, None)
         if self.ignored[name] <= AT_ONCE:  # more than that is no accident
             del self.ignored[name]

@@ -199,10 +199,6 @@ class FrameProcessor:
             node.newer_manifest = name
             node.notify("newer manifest", name)
             return False
-        if epoch > current + running_sums.MAX_JUMP:
-            node.epoch_limiter.ahead[name] = epoch - current
-            node.notify("refused", f"epoch {epoch} is too far from {current}", name)
-            return False
         following = node.epoch_limiter.next_epoch(name, current, epoch)
         if following is None:
             reason = "rate limit: too many have begun within a minute"

@@ -33,9 +33,7 @@ from spodgt.tensors import difference, is_finite, slices
 
 MAX_NUMBER = 2**62  # of every counter: it must fit into a frame, also after many increments
 MAX_ABS = 1e30  # of a number in a message: sums of some of these still fit into float32
-MAX_JUMP = (
-    2**20
-)  # restarts or epochs that may have passed unseen; a frame that claims more is a lie
+MAX_JUMP = 2**20  # restarts that may have passed unseen; a frame that claims more is a lie
 
 
 class Incarnation(NamedTuple):

@@ -37,6 +37,16 @@ class Traffic:
     bytes: int = 0
     last_received: float = 0.0  # monotonic time
     version: str = ""  # of the neighbour's program
+    protocol: int = 0  # of the stream
+
+    def last_sign(self, now: float) -> float:
+        """Monotonic time until which the neighbour is known to be up.
+
+        Protocol 1 has no frames for a link without messages: there, an open stream is the only sign.
+        """
+        if self.state == "up" and self.protocol < wire_format.REPEATS:
+            return now
+        return self.last_received
 
 
 @dataclass
@@ -90,11 +100,12 @@ def own_headers(own: wire_format.Context) -> Headers:
 def agree_on_protocol(
     own: wire_format.Context, name: str, headers: Headers, traffic: Traffic
 ) -> int:
-    """The protocol of a stream, from the headers of the other end `name`; its version is noted."""
+    """The protocol of a stream, from the headers of the other end `name`; it is noted with the version."""
     traffic.version = printable(headers.get(VERSION, "")[:_HEADER])
     words = headers.get(PROTOCOLS, "1")[:_HEADER].split()
     theirs = [int(word) for word in words if word.isdecimal()]
-    return wire_format.choose_protocol(own, theirs, name, traffic.version)
+    traffic.protocol = wire_format.choose_protocol(own, theirs, name, traffic.version)
+    return traffic.protocol
 
 
 async def fetch(

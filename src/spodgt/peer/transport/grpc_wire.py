@@ -151,7 +151,12 @@ class GrpcIncomingCall:
         return _texts(self._context.invocation_metadata())
 
     async def begin(self, headers: Headers) -> None:
-        await self._context.send_initial_metadata(tuple(headers.items()))
+        sending = asyncio.ensure_future(self._context.send_initial_metadata(tuple(headers.items())))
+        try:
+            await asyncio.shield(sending)
+        except asyncio.CancelledError:
+            await asyncio.wait({sending})  # gRPC cannot end a call whose headers are being sent
+            raise
 
     async def read(self) -> bytes | None:
         data = await self._context.read()

@@ -50,21 +50,14 @@ class Listener:
             )
 
     async def check_full(self) -> bool:
-        """Whether the server accepts no more connections, by a connection to itself; logged if so."""
+        """Whether the server accepts no more connections, by a connection to itself."""
         if not self.address:
             return False
         local = self.local
         host = self.address.rpartition(":")[0]
         own_address = f"{host}:{self.port}"
         reason = await local.host.wire.probe(local.identity, own_address, local.context.name)
-        was_full = self.is_full
         self.is_full = NO_CONNECTION in reason
-        if self.is_full and not was_full:
-            text = (
-                f"all {self.max_connections} are in use: a neighbour that restarts cannot connect"
-            )
-            fix = "limit new connections per address in the firewall"
-            local.notify("connections", f"{text}; {fix}")
         return self.is_full
 
     async def stop(self) -> None:
