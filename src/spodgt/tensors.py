@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,7 +15,8 @@ def widened(x: Tensor) -> Tensor:
     return x.float() if x.device.type == "mps" else x.double()
 
 
-_SLICE = 2**20  # numbers of a large vector that are handled at once
+_SLICE = 2**18  # numbers of a large vector that are handled at once: they fit into the caches
+NewRow: TypeAlias = Callable[[int, torch.dtype], Tensor]  # makes a vector of n undefined numbers
 
 
 def slices(n: int) -> Iterator[slice]:
@@ -22,12 +25,14 @@ def slices(n: int) -> Iterator[slice]:
         yield slice(start, min(start + _SLICE, n))
 
 
-def difference(x: Tensor, y: Tensor) -> Tensor:
-    """x - y of two vectors, in double precision."""
-    result = torch.empty(len(x), dtype=torch.float64)
-    for part in slices(len(x)):
-        torch.sub(x[part].double(), y[part], out=result[part])
-    return result
+def new_row(n: int, dtype: torch.dtype) -> Tensor:
+    """A vector of n undefined numbers in memory."""
+    return torch.empty(n, dtype=dtype)
+
+
+def zero_row(n: int, dtype: torch.dtype) -> Tensor:
+    """A vector of n zeros that takes the memory of one; it cannot be changed."""
+    return torch.zeros(1, dtype=dtype).expand(n)
 
 
 def is_finite(x: Tensor) -> bool:
@@ -35,6 +40,15 @@ def is_finite(x: Tensor) -> bool:
     if x.dim() == 1:
         return all(bool(torch.isfinite(x[part]).all()) for part in slices(len(x)))
     return bool(torch.isfinite(x).all())
+
+
+def norm(x: Tensor) -> float:
+    """The Euclidean norm, also where the squares of float32 numbers would overflow."""
+    flat = x.reshape(-1)
+    norms = [
+        torch.linalg.vector_norm(flat[part], dtype=torch.float64) for part in slices(len(flat))
+    ]
+    return math.hypot(*map(float, norms))
 
 
 def mean(x: Tensor) -> Tensor:

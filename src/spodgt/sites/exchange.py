@@ -132,10 +132,10 @@ class Exchange:
         """Apply received frames; the newest model of each link is kept for the training thread."""
         for name, received in self.node.apply_received().items():
             if not self.has_common_model:
-                self._take_initial_model(received.middle)
+                self._take_initial_model(received.message.x)
                 continue
             weight = self.node.state.into[name].weight
-            model = ReceivedModel(received.middle, weight, received.half_width)
+            model = ReceivedModel(received.message.x, weight, received.message.half_width)
             self.handover.offer_model(name, model)
         crash_point("frames taken")
 

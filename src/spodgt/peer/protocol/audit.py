@@ -84,7 +84,8 @@ def audit(states: Mapping[str, State]) -> Audit:
             largest_in_flight = max(largest_in_flight, _largest(sent))
             total = total + sent
     largest = _maximum([scale(state) for state in states.values()])
-    return Audit(_largest(total) / largest, local, epochs, largest_in_flight, problems)
+    error = _largest(torch.as_tensor(total)) / largest
+    return Audit(error, local, epochs, largest_in_flight, problems)
 
 
 def _unknown_neighbours(name: str, state: State, states: Mapping[str, State]) -> list[str]:
@@ -111,8 +112,10 @@ def in_flight(out: OutLink, into: InLink | None) -> tuple[Tensor, str]:
     return sent, ""
 
 
-def _largest(vector: Tensor | float) -> float:
-    return float(torch.as_tensor(vector).abs().max())
+def _largest(vector: Tensor) -> float:
+    """The largest absolute value; NaN if one number is."""
+    parts = (torch.aminmax(vector[part]) for part in slices(len(vector)))
+    return _maximum([float(end.abs()) for ends in parts for end in ends])
 
 
 def _maximum(numbers: list[float]) -> float:

@@ -14,8 +14,15 @@ from spodgt.algorithms.base import State as MethodState
 from spodgt.algorithms.deprecated import OldRoundNames
 from spodgt.errors import Incompatible
 from spodgt.peer.protocol.epoch_topology import EpochRole
-from spodgt.peer.protocol.running_sums import MAX_NUMBER, Incarnation, InLink, OutLink
-from spodgt.tensors import is_finite
+from spodgt.peer.protocol.running_sums import (
+    MAX_NUMBER,
+    Incarnation,
+    InLink,
+    Mass,
+    Message,
+    OutLink,
+)
+from spodgt.tensors import is_finite, zero_row
 
 Gradient = Callable[[Tensor, int], Tensor]  # (x as (1, columns) float32, round) -> (1, n) gradient
 
@@ -49,12 +56,10 @@ class Member(NamedTuple):
 
 
 class Received(NamedTuple):
-    """Model and mass of a new message."""
+    """A new message and its mass."""
 
-    x: Tensor  # (n,) the sender's model
-    mass: Tensor  # (n,) float64, to add to y
-    half_width: Tensor | None = None  # (n,): the model is within this distance; None: it is exact
-    middle: Tensor = torch.empty(0)  # (n,): the middle of what the sender's model may be
+    message: Message
+    mass: Mass  # to add to y
 
 
 class NotFinite(Exception):
@@ -200,7 +205,8 @@ def epoch_start_state(state: State, epoch: int, role: EpochRole) -> State:
     Incarnations of neighbours are kept: they distinguish a second process of the same name from the
     first.
     """
-    zero = torch.zeros(state.z.shape[1])
+    n = state.z.shape[1]
+    zero = zero_row(n, torch.float32)
     out = {}
     for name, weight in role.out.items():
         out_link = OutLink(weight, zero)
@@ -211,8 +217,8 @@ def epoch_start_state(state: State, epoch: int, role: EpochRole) -> State:
         into[name] = replace(in_link, seen=state.into.get(name, in_link).seen)
     return state._replace(
         epoch=epoch,
-        method=state.method._replace(y=state.method.g.double()),
-        z=torch.zeros_like(state.z),
+        method=state.method._replace(y=state.method.g.to(torch.float64, copy=True)),
+        z=zero_row(n, torch.float64)[None],
         out=out,
         into=into,
     )

@@ -74,4 +74,4 @@ Payload = Float32Payload | Int8Payload
 
 
 def _view(vector: Tensor) -> memoryview:
-    return vector.numpy().astype(_FLOATS, copy=False).data.cast("B")
+    return vector.contiguous().numpy().astype(_FLOATS, copy=False).data.cast("B")
