@@ -45,10 +45,7 @@ def is_finite(x: Tensor) -> bool:
 def norm(x: Tensor) -> float:
     """The Euclidean norm, also where the squares of float32 numbers would overflow."""
     flat = x.reshape(-1)
-    norms = [
-        torch.linalg.vector_norm(flat[part], dtype=torch.float64) for part in slices(len(flat))
-    ]
-    return math.hypot(*map(float, norms))
+    return math.hypot(*(float(flat[part].double().norm()) for part in slices(len(flat))))
 
 
 def mean(x: Tensor) -> Tensor:

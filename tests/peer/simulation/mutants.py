@@ -97,8 +97,8 @@ def believe_own_disk(
 _epoch_start_state = client_state.epoch_start_state
 
 
-def keep_tracker(state: client_state.State, epoch: int, role: Any) -> client_state.State:
-    return _epoch_start_state(state, epoch, role)._replace(method=state.method)
+def keep_tracker(state: client_state.State, *args: Any) -> client_state.State:
+    return _epoch_start_state(state, *args)._replace(method=state.method)
 
 
 _meta_of = client_state.meta_of

@@ -22,7 +22,7 @@ from spodgt.peer.protocol.running_sums import (
     Message,
     OutLink,
 )
-from spodgt.tensors import is_finite, zero_row
+from spodgt.tensors import NewRow, is_finite, new_row, slices, zero_row
 
 Gradient = Callable[[Tensor, int], Tensor]  # (x as (1, columns) float32, round) -> (1, n) gradient
 
@@ -199,7 +199,9 @@ def to_method_state(
     return kind(**{key: named[key] for key in kind._fields})
 
 
-def epoch_start_state(state: State, epoch: int, role: EpochRole) -> State:
+def epoch_start_state(
+    state: State, epoch: int, role: EpochRole, new_row: NewRow = new_row
+) -> State:
     """The state with which `epoch` begins: the tracker is the own gradient, the links are empty.
 
     Incarnations of neighbours are kept: they distinguish a second process of the same name from the
@@ -215,9 +217,12 @@ def epoch_start_state(state: State, epoch: int, role: EpochRole) -> State:
     for name, weight in role.into.items():
         in_link = InLink(weight, zero)
         into[name] = replace(in_link, seen=state.into.get(name, in_link).seen)
+    y = new_row(n, torch.float64)
+    for part in slices(n):
+        y[part] = state.method.g[0, part]
     return state._replace(
         epoch=epoch,
-        method=state.method._replace(y=state.method.g.to(torch.float64, copy=True)),
+        method=state.method._replace(y=y[None]),
         z=zero_row(n, torch.float64)[None],
         out=out,
         into=into,

@@ -57,7 +57,6 @@ class Node:
         rebase_every: Messages after which a quiet link starts from zero; None: `REBASE_EVERY`, or
             `REBASE_QUANTIZED` with `quantized`.
         notify: Records events.
-        new_row: Makes the vectors of the next state.
     """
 
     def __init__(
@@ -73,10 +72,9 @@ class Node:
         quantized: bool = False,
         rebase_every: int | None = None,
         notify: Notify = lambda kind, text, subject="": None,
-        new_row: NewRow = new_row,
     ) -> None:
         self.store = store
-        self.new_row = new_row
+        self.new_row: NewRow = new_row  # makes the vectors of the next state
         self.incarnation = incarnation
         self.state = state
         self.topology = topology
@@ -320,7 +318,7 @@ class Node:
     # --- epochs ------------------------------------------------------------------------------------
     def begin_epoch(self, epoch: int) -> None:
         """Begin an epoch: the tracker is the own gradient, the links are empty."""
-        self.state = client_state.epoch_start_state(self.state, epoch, self.role)
+        self.state = client_state.epoch_start_state(self.state, epoch, self.role, self.new_row)
         self.handshaken = set()
         self.has_ended = False
         self.outliers.begin_epoch()
