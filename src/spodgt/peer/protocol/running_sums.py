@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from spodgt.algorithms.compose.codecs import Int8Codec
-from spodgt.tensors import NewRow, new_row, slices, zero_row
+from spodgt.tensors import NewRow, largest, new_row, slices, zero_row
 
 MAX_NUMBER = 2**62  # of every counter: it must fit into a frame, also after many increments
 MAX_ABS = 1e30  # of a number in a message: sums of some of these still fit into float32
@@ -191,12 +191,8 @@ def check_jump(known: Incarnation, claimed: Incarnation, owner: str) -> None:
 def check_vectors(message: Message) -> None:
     """Refuse vectors with numbers that are not finite, or so large that their sums would not be."""
     for vector in (message.total, message.x):
-        for part in slices(len(vector)):
-            smallest, largest = map(float, torch.aminmax(vector[part]))  # NaN if one number is
-            if not max(-smallest, largest) <= MAX_ABS:
-                raise Refused(
-                    f"the message holds NaN, infinite numbers or numbers above {MAX_ABS:.0e}"
-                )
+        if not largest(vector) <= MAX_ABS:
+            raise Refused(f"the message holds NaN, infinite numbers or numbers above {MAX_ABS:.0e}")
 
 
 # --- the sender's end ----------------------------------------------------------------------------
