@@ -137,6 +137,8 @@ def train(
     ) as site:
         steps(FIRST_BLOCKS * block_steps)
         assert site._connection is not None
+        handover = site._connection.handover
+        handover.wait_until(lambda: handover.block is None)
         transport = site._connection.transport
         before = [(traffic.messages, traffic.bytes) for _, traffic in transport.traffic()]
         rows = site._connection.store.rows
@@ -146,7 +148,6 @@ def train(
         first_k = site._connection.node.state.k
         count = blocks * block_steps
         joined = steps(count)
-        handover = site._connection.handover
         handover.wait_until(lambda: handover.block is None)
         after = [(traffic.messages, traffic.bytes) for _, traffic in transport.traffic()]
         exchanges = site._connection.node.state.k - first_k
