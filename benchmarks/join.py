@@ -5,6 +5,8 @@
 
 Two processes on loopback train a perceptron with SGD; the same process trains alone before it joins.
 Memory is in units of the model (4 bytes for each parameter), beyond the largest of training alone.
+Processor time is that beyond the same steps alone: of the training thread (corrections, and the ends
+of blocks) and of the other threads (state, messages).
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import threading
 import time
 from multiprocessing.queues import Queue
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -68,7 +70,7 @@ def resident() -> dict[str, int]:
 
 
 class Written:
-    """Bytes that this process writes to its state."""
+    """Bytes that this process writes to its state by files; rows count their own."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -81,6 +83,26 @@ class Written:
         DiskFile.write = counted  # type: ignore[method-assign]
 
 
+class Times(NamedTuple):
+    """Seconds."""
+
+    wall: float
+    training: float  # processor time of the training thread
+    others: float  # of all other threads
+    system: float  # of all threads, in the system
+
+    @classmethod
+    def now(cls) -> Times:
+        used = os.times()
+        thread = time.thread_time()
+        return cls(time.monotonic(), thread, time.process_time() - thread, used.system)
+
+    @classmethod
+    def since(cls, begun: Times) -> Times:
+        pairs = zip(cls.now(), begun, strict=True)
+        return cls(*(now - before for now, before in pairs))
+
+
 def train(
     folder: Path, parameters: int, block_steps: int, blocks: int, results: Queue[Any]
 ) -> None:
@@ -90,19 +112,18 @@ def train(
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     x = torch.randn(BATCH, model[0].in_features)  # type: ignore[arg-type]
 
-    def steps(count: int) -> tuple[float, float]:
-        """Wall and processor seconds of some steps."""
-        begun = time.monotonic()
-        processor = time.process_time()
+    def steps(count: int) -> Times:
+        """Make some steps."""
+        begun = Times.now()
         for _ in range(count):
             optimizer.zero_grad()
             torch.autograd.backward((model(x) - x).square().mean())
             optimizer.step()
-        return time.monotonic() - begun, time.process_time() - processor
+        return Times.since(begun)
 
     memory = Memory()
     steps(2)
-    alone_wall, alone_processor = steps(ALONE)
+    alone = steps(ALONE)
     base = dict(memory.largest)
     written = Written()
     size = 4 * model_row(model).layout.columns
@@ -116,18 +137,22 @@ def train(
     ) as site:
         steps(FIRST_BLOCKS * block_steps)
         assert site._connection is not None
+        handover = site._connection.handover
+        handover.wait_until(lambda: handover.block is None)
         transport = site._connection.transport
         before = [(traffic.messages, traffic.bytes) for _, traffic in transport.traffic()]
-        first_bytes = written.bytes
+        rows = site._connection.store.rows
+        assert rows is not None
+        first_bytes = written.bytes + rows.bytes_made
         waited = site.exchange_seconds
         first_k = site._connection.node.state.k
-        wall, processor = steps(blocks * block_steps)
-        handover = site._connection.handover
+        count = blocks * block_steps
+        joined = steps(count)
         handover.wait_until(lambda: handover.block is None)
         after = [(traffic.messages, traffic.bytes) for _, traffic in transport.traffic()]
         exchanges = site._connection.node.state.k - first_k
         waited = site.exchange_seconds - waited
-        bytes_written = written.bytes - first_bytes
+        bytes_written = written.bytes + rows.bytes_made - first_bytes
         sent = after[0][1] - before[0][1]
         messages = after[0][0] - before[0][0]
     results.put(
@@ -142,15 +167,14 @@ def train(
             "bytes_written_per_exchange_in_models": round(bytes_written / exchanges / size, 2),
             "messages_sent": messages,
             "bytes_sent_per_message_in_models": round(sent / max(1, messages) / size, 3),
-            "seconds_per_step_alone": round(alone_wall / ALONE, 3),
-            "seconds_per_step": round(wall / (blocks * block_steps), 3),
-            "share_of_time_waiting": round(waited / wall, 4),
-            "processor_seconds_per_exchange": round(
-                (processor - alone_processor / ALONE * blocks * block_steps) / exchanges, 2
-            ),
-            "processor_share_of_exchanges": round(
-                1 - alone_processor / ALONE * blocks * block_steps / processor, 3
-            ),
+            "seconds_per_step_alone": round(alone.wall / ALONE, 3),
+            "seconds_per_step": round(joined.wall / count, 3),
+            "share_of_time_waiting": round(waited / joined.wall, 4),
+            "processor_seconds_per_step_alone": round(alone.training / ALONE, 4),
+            "processor_seconds_per_step": round(joined.training / count, 4),
+            "processor_seconds_of_other_threads_per_exchange": round(joined.others / exchanges, 2),
+            "system_seconds_per_exchange": round(joined.system / exchanges, 2),
+            "share_of_exchanges": round(joined.others / (joined.training + joined.others), 3),
             "load": os.getloadavg()[0],
         }
     )

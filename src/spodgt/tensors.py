@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,7 +15,8 @@ def widened(x: Tensor) -> Tensor:
     return x.float() if x.device.type == "mps" else x.double()
 
 
-_SLICE = 2**20  # numbers of a large vector that are handled at once
+_SLICE = 2**18  # numbers of a large vector that are handled at once: they fit into the caches
+NewRow: TypeAlias = Callable[[int, torch.dtype], Tensor]  # makes a vector of n undefined numbers
 
 
 def slices(n: int) -> Iterator[slice]:
@@ -22,19 +25,40 @@ def slices(n: int) -> Iterator[slice]:
         yield slice(start, min(start + _SLICE, n))
 
 
-def difference(x: Tensor, y: Tensor) -> Tensor:
-    """x - y of two vectors, in double precision."""
-    result = torch.empty(len(x), dtype=torch.float64)
+def new_row(n: int, dtype: torch.dtype) -> Tensor:
+    """A vector of n undefined numbers in memory."""
+    return torch.empty(n, dtype=dtype)
+
+
+def zero_row(n: int, dtype: torch.dtype) -> Tensor:
+    """A vector of n zeros that takes the memory of one; it cannot be changed."""
+    return torch.zeros(1, dtype=dtype).expand(n)
+
+
+def largest(x: Tensor) -> float:
+    """The largest absolute value of a vector; NaN if one number is."""
+    result = 0.0
     for part in slices(len(x)):
-        torch.sub(x[part].double(), y[part], out=result[part])
+        for end in torch.aminmax(x[part]):  # NaN if one number is
+            size = abs(float(end))
+            if not size <= result:
+                result = size
+        if math.isnan(result):
+            break
     return result
 
 
 def is_finite(x: Tensor) -> bool:
     """Whether no number of `x` is infinite or NaN."""
     if x.dim() == 1:
-        return all(bool(torch.isfinite(x[part]).all()) for part in slices(len(x)))
+        return math.isfinite(largest(x))
     return bool(torch.isfinite(x).all())
+
+
+def norm(x: Tensor) -> float:
+    """The Euclidean norm, also where the squares of float32 numbers would overflow."""
+    flat = x.reshape(-1)
+    return math.hypot(*(float(flat[part].double().norm()) for part in slices(len(flat))))
 
 
 def mean(x: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ class LocalSession(SiteSession):
     ) -> None:
         self.correction = Correction(model_row(model), max_norm=self.max_norm)
         size = self.correction.row.layout.tracked
-        self.correction.set_correction(torch.full((size,), D))
+        self.correction.set_correction(torch.full((size,), D), torch.zeros(size))
         inner = unwrap_optimizer(optimizer)
         self.hooks = OptimizerHooks(inner, self.correction, lambda: None, lambda text: None, scaler)
         self.site = self.hooks  # type: ignore[assignment] # has `correct`

@@ -15,8 +15,9 @@ from spodgt.peer.protocol.audit import local_error
 from spodgt.peer.protocol.client_state import State, initial_state, meta_of, state_from, vectors_of
 from spodgt.peer.protocol.epoch_topology import EpochRole
 from spodgt.peer.protocol.node import Node
-from spodgt.peer.protocol.outlier_detection import SILENT_ROUNDS, OutlierDetector, norm
+from spodgt.peer.protocol.outlier_detection import SILENT_ROUNDS, OutlierDetector
 from spodgt.peer.protocol.running_sums import Incarnation
+from spodgt.tensors import norm
 from tests.peer.world import World
 
 EXACT = 1e-12

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import random
 import shutil
 import signal
 import sqlite3
@@ -380,3 +381,67 @@ def test_spoilt_text_of_the_database_is_damage_and_no_traceback(tmp_path: Path) 
         stores.read(tmp_path)
     with pytest.raises(StoreFailed, match=r"state\.db cannot be read"):
         DiskStateStore(tmp_path, durability="process")
+
+
+def mapped(folder: Path) -> DiskStateStore:
+    return DiskStateStore(folder, durability="process", mapped=True)
+
+
+def row(store: DiskStateStore, value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return store.new_row(1000, dtype).fill_(value)
+
+
+def test_rows_in_use_are_not_overwritten(folder: Path) -> None:
+    """By tensors, as those of a message on its way, or by the last two commits."""
+    store = mapped(folder)
+    draws = random.Random(0)
+    held: dict[float, torch.Tensor] = {}
+    for k in range(1, 60):
+        y = row(store, k, torch.float64)
+        total = row(store, k)
+        if draws.random() < 0.7:
+            held[float(k)] = draws.choice((y, total))
+        for value in [value for value in held if draws.random() < 0.3]:
+            del held[value]
+        store.commit({"y": y, "out:p1": total}, {"k": k})
+        del y, total
+        row(store, -1.0)  # computed, and not committed
+        for value, vector in held.items():
+            assert torch.equal(vector, torch.full_like(vector, value))
+        found, meta = stores.read(folder, running=True)
+        assert meta == {"k": k}
+        assert all(torch.equal(found[name], vector) for name, vector in vectors(k).items())
+    assert store.file.size() < 30 * 12_000  # space is used again
+    store.close()
+
+
+def test_damaged_row_costs_one_commit(folder: Path) -> None:
+    store = mapped(folder)
+    for k in (1, 2, 3):
+        store.commit({"y": row(store, k, torch.float64), "out:p1": row(store, k)}, {"k": k})
+    row(store, -1.0)
+    row(store, -1.0, torch.float64)
+    store.close()
+    damage(folder, cut=False)
+    store = mapped(folder)
+    loaded = store.load()
+    assert loaded is not None
+    assert loaded.meta == {"k": 2}
+    assert all(torch.equal(loaded.vectors[name], v) for name, v in vectors(2).items())
+    store.close()
+
+
+def test_rows_and_slots_can_be_in_one_file(folder: Path) -> None:
+    """A backup is restored without mapping, into a folder in which a script was trained and trains on."""
+    for k in range(1, 9):
+        with contextlib.closing(mapped(folder) if k % 4 < 2 else DiskStateStore(folder)) as store:
+            store.load()
+            changed = {
+                name: store.new_row(1000, v.dtype).copy_(v) for name, v in vectors(k).items()
+            }
+            store.commit(changed if k % 3 else {"y": changed["y"]}, {"k": k})
+            del changed
+        found, meta = stores.read(folder)
+        assert meta == {"k": k}
+        assert torch.equal(found["y"], vectors(k)["y"])
+        assert torch.equal(found["out:p1"], vectors(k if k % 3 else k - 1)["out:p1"])

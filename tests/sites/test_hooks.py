@@ -37,7 +37,8 @@ def hooked(
 ) -> Iterator[tuple[Correction, OptimizerHooks, list[str]]]:
     """A correction of D on the optimizer, and the warnings of its hooks."""
     correction = Correction(model_row(model), **options)
-    correction.set_correction(torch.full((correction.row.layout.tracked,), D))
+    size = correction.row.layout.tracked
+    correction.set_correction(torch.full((size,), D), torch.zeros(size))
     texts: list[str] = []
     hooks = OptimizerHooks(optimizer, correction, lambda: None, texts.append)
     try:
@@ -231,7 +232,7 @@ def test_clipping_leaves_the_limit_with_weight_decay_in_place() -> None:
     model = Weights(start=2.0)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, weight_decay=0.5)
     with hooked(model, optimizer, max_norm=0.1) as (correction, _, _):
-        correction.set_correction(torch.full((3,), -1.5))
+        correction.set_correction(torch.full((3,), -1.5), torch.zeros(3))
         backward(model, 0.5)
         optimizer.step()
         assert torch.allclose(correction.gradient_sum, torch.full((3,), 0.5 + 0.5 * 2.0))
@@ -340,7 +341,7 @@ def test_early_correction_unscales_gradients_unless_the_script_has(unscale: bool
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     correction = Correction(model_row(model))
-    correction.set_correction(torch.full((3,), D))
+    correction.set_correction(torch.full((3,), D), torch.zeros(3))
     hooks = OptimizerHooks(optimizer, correction, lambda: None, lambda text: None, scaler)
     torch.autograd.backward(scaler.scale(0.5 * model.w.sum()))
     if unscale:

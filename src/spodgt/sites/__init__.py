@@ -5,7 +5,6 @@
     hooks        hooks on the user's optimizer
     exchange     blocks, corrections and models between training and network, in the background
     connection   folder, state and links of a site
-    mapped_state committed vectors as views of the file that holds them
     checkpoint   optimizer, scheduler and scaler beside the state
     site         the context manager that connects them
     run_setup    a run for scripts: layout of the model, manifest

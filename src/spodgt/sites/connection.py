@@ -29,7 +29,8 @@ from spodgt.peer.transport.grpc_wire import system_host
 from spodgt.peer.transport.links import Transport
 from spodgt.sites.exchange import AWAITED, COMMON, MODEL, Exchange, ExchangeOptions
 from spodgt.sites.handover import Block, Handover
-from spodgt.sites.layout import RowLayout
+from spodgt.sites.layout import ModelRow, RowLayout
+from spodgt.tensors import zero_row
 
 _START_SECONDS = 20.0  # for opening the server
 _PATIENCE = 5.0  # seconds of waiting after which the user is told what is waited for
@@ -63,11 +64,10 @@ class Connection:
 
     Args:
         folder: Made by `spodgt peer issue`.
-        layout: Of the site's model.
-        start: (columns,) its present model, used if the folder has no state yet.
+        row: Of the site's model; the present model is used if the folder has no state yet.
         dtype: Of the contribution: float32, or float64 for models in float64.
         initial: "first": take over the model of the first client of the manifest; "own": keep
-            `start`.
+            the present one.
         options: Of the exchange.
         durability: "power" or "process".
     """
@@ -75,8 +75,7 @@ class Connection:
     def __init__(
         self,
         folder: Path,
-        layout: RowLayout,
-        start: Tensor,
+        row: ModelRow,
         *,
         dtype: torch.dtype,
         initial: str,
@@ -96,25 +95,26 @@ class Connection:
         self.journal = Journal(folder / "log.jsonl", self.name, host)
         self.membership = Membership(folder, identity, self.journal.event, host)
         manifest = self.membership.manifest
-        check_layout(manifest, layout)
+        check_layout(manifest, row.layout)
         self.store = DiskStateStore(
             folder / "state",
             durability=durability,
-            labels={"run": manifest.run, "name": self.name, "layout": layout.hash},
+            labels={"run": manifest.run, "name": self.name, "layout": row.layout.hash},
             files=host.files,
+            mapped=True,
         )
         _open_stores.add(self.store)
         self.is_restored = False  # whether the folder had a state
         self.loop: asyncio.AbstractEventLoop | None = None
         self._worker: threading.Thread | None = None
         try:
-            self.node = self._restore(start, dtype, initial)
-            self._build(folder, layout, options)
+            self.node = self._restore(row, dtype, initial)
+            self._build(folder, options)
         except BaseException:
             self.store.close()
             raise
 
-    def _build(self, folder: Path, layout: RowLayout, options: ExchangeOptions) -> None:
+    def _build(self, folder: Path, options: ExchangeOptions) -> None:
         self.scores = ReportedScores()
         self.transport, self.reporter = make_links(
             folder, self.node, self.membership, self.scores, self.journal, Options()
@@ -127,14 +127,13 @@ class Connection:
             self.reporter,
             self.handover,
             options,
-            tracked=layout.tracked,
             store=self.store,
         )
         self.blocks_before = self.node.state.k  # at the start of this process
         # read before the exchange begins: the model may arrive at any time after that
         self.needs_initial_model = not self.exchange.has_common_model
 
-    def _restore(self, start: Tensor, dtype: torch.dtype, initial: str) -> Node:
+    def _restore(self, row: ModelRow, dtype: torch.dtype, initial: str) -> Node:
         """The node as it was last committed, or a new one; committed as a new incarnation."""
         terms = self.membership.terms
         manifest = terms.manifest
@@ -148,8 +147,9 @@ class Connection:
             self.store.labels[MODEL] = str(saved.meta.get(MODEL, COMMON))
 
         def first_state() -> State:
-            empty = initial_state(start, dtype)
-            return epoch_start_state(empty, manifest.epoch, terms.topology.role)
+            new_row = self.store.new_row
+            empty = initial_state(row.read(new_row), dtype)
+            return epoch_start_state(empty, manifest.epoch, terms.topology.role, new_row)
 
         return start_node(
             saved, first_state, _no_gradient, self.store, self.membership, self.journal
@@ -244,11 +244,9 @@ class Connection:
 
 def initial_state(x: Tensor, dtype: torch.dtype) -> State:
     """The state before the first block: no contribution, an empty tracker."""
-    n = len(x)
-    method = TrackingState(
-        x[None], torch.zeros(1, n, dtype=torch.float64), torch.zeros(1, n, dtype=dtype)
-    )
-    return State(1, 0, method, torch.zeros(1, n, dtype=torch.float64), {}, {})
+    zero = zero_row(len(x), torch.float64)[None]
+    method = TrackingState(x[None], zero, zero_row(len(x), dtype)[None])
+    return State(1, 0, method, zero, {}, {})
 
 
 def check_layout(manifest: Manifest, layout: RowLayout) -> None:

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 
 from spodgt.errors import InvalidInput
 from spodgt.sites.layout import ModelRow
+from spodgt.tensors import NewRow, new_row, slices
 
 COUPLED = (  # optimizers of torch that add weight_decay * x to the gradient
     torch.optim.SGD,
@@ -77,9 +78,10 @@ class Correction:
                 )
 
     @torch.no_grad()
-    def set_correction(self, correction: Tensor) -> None:
-        """Replace y - c; (tracked,) on any device."""
-        self.correction.copy_(correction)
+    def set_correction(self, y: Tensor, c: Tensor) -> None:
+        """Replace y - c, of which the first columns are tracked; on any device."""
+        for part in slices(len(self.correction)):
+            self.correction[part].copy_(y[part] - c[part])
 
     @torch.no_grad()
     def apply(self, optimizer: Optimizer, scale: float = 1.0) -> Recorded:
@@ -142,11 +144,18 @@ class Correction:
         self.steps = other.steps
 
     @torch.no_grad()
-    def end_block(self) -> Tensor | None:
-        """End the block: (tracked,) on the CPU, its mean gradient; None if no step was made."""
+    def end_block(self, new_row: NewRow = new_row) -> Tensor | None:
+        """End the block: (columns,) on the CPU, its mean gradient; None if no step was made.
+
+        It is zero in the columns that have no tracker.
+        """
         if not self.steps:
             return None
-        mean = (self.gradient_sum / self.steps).cpu()
+        tracked = len(self.gradient_sum)
+        mean = new_row(self.row.layout.columns, self.dtype)
+        mean[tracked:] = 0.0
+        for part in slices(tracked):
+            mean[part].copy_(self.gradient_sum[part] / self.steps)
         self.gradient_sum.zero_()
         self.steps = 0
         return mean

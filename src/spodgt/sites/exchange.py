@@ -23,8 +23,7 @@ from spodgt.peer.process.upkeep import Upkeep
 from spodgt.peer.protocol.node import Node
 from spodgt.peer.storage.state_store import DiskStateStore
 from spodgt.peer.transport.links import Transport
-from spodgt.sites.handover import Block, Handover, ReceivedModel
-from spodgt.sites.mapped_state import map_committed
+from spodgt.sites.handover import Block, Handover, ReceivedModel, TrackerAndContribution
 from spodgt.tensors import slices
 
 MODEL = "initial model"  # label of a state: whose initial model it holds
@@ -54,7 +53,6 @@ class Exchange:
 
     Args:
         handover: To and from the training thread.
-        tracked: Number of columns that have a tracker.
         store: Of the node; one of its labels is whether the initial model is that of the run.
     """
 
@@ -64,13 +62,12 @@ class Exchange:
     reporter: Reporter
     handover: Handover
     options: ExchangeOptions
-    tracked: int
     store: DiskStateStore
 
     def __post_init__(self) -> None:
         self.name = self.membership.identity.name
         self.publisher = Publisher(self.node, self.transport)
-        self.sender = Sender(self.node, self.publisher, self.store)
+        self.sender = Sender(self.node, self.publisher)
         self.upkeep = Upkeep(self.node, self.transport, self.membership, self.reporter.journal)
         self._postponed: set[str] = set()  # links of the last block whose receivers were away
         self._published: object = None  # the state of the method that the training thread has
@@ -132,10 +129,10 @@ class Exchange:
         """Apply received frames; the newest model of each link is kept for the training thread."""
         for name, received in self.node.apply_received().items():
             if not self.has_common_model:
-                self._take_initial_model(received.middle)
+                self._take_initial_model(received.message.x)
                 continue
             weight = self.node.state.into[name].weight
-            model = ReceivedModel(received.middle, weight, received.half_width)
+            model = ReceivedModel(received.message.x, weight, received.message.half_width)
             self.handover.offer_model(name, model)
         crash_point("frames taken")
 
@@ -153,7 +150,7 @@ class Exchange:
     def _take_initial_model(self, row: Tensor) -> None:
         """Begin from a neighbour's model; it is committed with the message that has brought it."""
         node = self.node
-        method = node.state.method._replace(x=row[None].clone())
+        method = node.state.method._replace(x=row[None])
         node.state = node.state._replace(method=method)
         node.dirty.add("x")
         self.store.labels[MODEL] = COMMON
@@ -168,13 +165,19 @@ class Exchange:
         k = node.state.k
         contribution = node.state.method.g
         if block.gradient is not None:
-            contribution = contribution.clone()
-            tracked = contribution[0, : self.tracked]
-            tracked.lerp_(block.gradient.to(contribution.dtype), self.options.alpha)
+            contribution = self._contribution(block.gradient)
         node.end_block(block.x[None], contribution, block.steps, self._active_links(k))
         self.sender.commit_and_send()
         self._publish_correction()  # before the training thread continues
         self.handover.finish_block()
+
+    def _contribution(self, gradient: Tensor) -> Tensor:
+        """c + alpha (gradient - c), (1, columns), in the place of the gradient."""
+        if self.options.alpha < 1:
+            before = self.node.state.method.g[0]
+            for part in slices(len(gradient)):
+                torch.lerp(before[part], gradient[part], self.options.alpha, out=gradient[part])
+        return gradient[None]
 
     def _active_links(self, k: int) -> list[str]:
         """The out-links drawn for block k; all of them in the last block before the site waits.
@@ -210,12 +213,7 @@ class Exchange:
         method = self.node.state.method
         if method is self._published:
             return
-        y = method.y[0, : self.tracked]
-        c = method.g[0, : self.tracked]
-        correction = torch.empty(self.tracked, dtype=c.dtype)
-        for part in slices(self.tracked):
-            torch.sub(y[part], c[part], out=correction[part])
-        self.handover.offer_correction(correction)
+        self.handover.offer_correction(TrackerAndContribution(method.y[0], method.g[0]))
         self._published = method
 
     def _follow_manifest(self) -> bool:
@@ -234,12 +232,11 @@ class Exchange:
 
 
 class Sender:
-    """Commits the state of a node, which stays mapped in the file, then sends."""
+    """Commits the state of a node, then sends."""
 
-    def __init__(self, node: Node, publisher: Publisher, store: DiskStateStore) -> None:
+    def __init__(self, node: Node, publisher: Publisher) -> None:
         self.node = node
         self.publisher = publisher
-        self.store = store
         self._committed_at = publisher.clock.monotonic()
 
     def introduce(self) -> None:
@@ -256,9 +253,6 @@ class Sender:
 
     def commit_and_send(self) -> None:
         """Commit, then send what is not acknowledged, and acknowledge what was received."""
-        node = self.node
-        pending_acks = node.commit()
-        node.state = map_committed(node.state, self.store)
-        node.committed = node.state
+        pending_acks = self.node.commit()
         self._committed_at = self.publisher.clock.monotonic()
         self.publisher.send_committed(pending_acks)

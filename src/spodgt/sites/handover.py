@@ -19,7 +19,9 @@ class Block(NamedTuple):
     """A finished block of local steps."""
 
     x: Tensor  # (columns,) float32: the model at its end
-    gradient: Tensor | None  # (tracked,): mean raw gradient; None: no step was made
+    gradient: (
+        Tensor | None
+    )  # (columns,): mean raw gradient, replaced by the contribution; None: no step
     steps: int
 
 
@@ -31,10 +33,17 @@ class ReceivedModel(NamedTuple):
     half: Tensor | None = None  # (columns,): the row is known up to this much; None: exactly
 
 
+class TrackerAndContribution(NamedTuple):
+    """The terms of the correction y - c, (columns,) each."""
+
+    y: Tensor
+    c: Tensor
+
+
 class Update(NamedTuple):
     """What the training thread takes over between two steps."""
 
-    correction: Tensor | None  # (tracked,) y - c; None: as before
+    correction: TrackerAndContribution | None  # None: as before
     models: list[ReceivedModel]  # the newest of each neighbour
 
 
@@ -47,7 +56,7 @@ class Handover:
         self.is_ending = False  # no more blocks follow
         self.is_stopped = False
         self.failure: BaseException | None = None  # of the exchange thread
-        self._correction: Tensor | None = None
+        self._correction: TrackerAndContribution | None = None
         self._models: dict[str, ReceivedModel] = {}
         self._initial: Tensor | None = None
         self._changed = threading.Condition()
@@ -110,7 +119,7 @@ class Handover:
         return condition()
 
     # --- exchange thread -------------------------------------------------------------------------
-    def offer_correction(self, correction: Tensor) -> None:
+    def offer_correction(self, correction: TrackerAndContribution) -> None:
         with self._changed:
             self._correction = correction
             self._changed.notify_all()

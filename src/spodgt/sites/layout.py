@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from spodgt.errors import InvalidInput
+from spodgt.tensors import NewRow, new_row
 
 _SUPPORTED = (torch.float32, torch.float64)
 _STATISTICS = ("running_mean", "running_var")
@@ -142,9 +143,9 @@ class ModelRow:
         return [part.view(parameter.shape) for part, parameter in pairs]
 
     @torch.no_grad()
-    def read(self) -> Tensor:
+    def read(self, new_row: NewRow = new_row) -> Tensor:
         """(columns,) float32 on the CPU: a copy of the present model."""
-        row = torch.empty(self.layout.columns)
+        row = new_row(self.layout.columns, torch.float32)
         for part, source in self._parts(row):
             part.copy_(source)
         return row

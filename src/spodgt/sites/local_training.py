@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import warnings
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -18,6 +17,7 @@ from spodgt.sites.hooks import check_parameters
 from spodgt.sites.layout import check_unchanged
 from spodgt.sites.options import BlockOptions
 from spodgt.sites.replicas import Replicas
+from spodgt.tensors import is_finite, new_row
 
 _OTHER_DRAW = 1_000_003  # distance of draws of one block: a site may be away for several blocks
 
@@ -92,16 +92,18 @@ class LocalTraining:
         check_parameters(self.row, self.optimizer)
         connection = self.connection
         steps = self.correction.steps
-        mean_gradient = self.correction.end_block()
+        rows = new_row if connection is None else connection.store.new_row
+        mean_gradient = self.correction.end_block(rows)
         if connection is not None:
-            x = self.row.read()
-            if not bool(torch.isfinite(x.sum())):
+            x = self.row.read(rows)
+            if not is_finite(x):
                 raise Failed(
                     f"the model of {connection.name} holds NaN or infinity; nothing of this block "
                     "was sent. Start again: the site continues from its last exchange. Use a "
                     "smaller step size (lr)."
                 )
             connection.submit(Block(x, mean_gradient, steps))
+            del x, mean_gradient  # rows are used again
             self._blocks += 1
             if self._blocks % self.options.checkpoint_blocks == 0:
                 self.save()
@@ -129,7 +131,7 @@ class LocalTraining:
         if update is None:
             return
         if update.correction is not None:
-            self.correction.set_correction(update.correction)
+            self.correction.set_correction(*update.correction)
         for model in update.models:
             self.row.mix(model.row, model.weight, model.half)
 

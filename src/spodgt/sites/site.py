@@ -279,8 +279,7 @@ def _connect(folder: Path, row: ModelRow, dtype: torch.dtype, options: BlockOpti
     """Open the folder, continue from its state, and begin to exchange in the background."""
     connection = Connection(
         folder,
-        row.layout,
-        row.read(),
+        row,
         dtype=dtype,
         initial=options.initial,
         options=ExchangeOptions(options.alpha, options.max_silent_blocks),

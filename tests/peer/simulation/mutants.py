@@ -29,6 +29,7 @@ from spodgt.peer.protocol.running_sums import (
     Ack,
     FrameAge,
     InLink,
+    Mass,
     Message,
     MessageEffect,
     NewerEpoch,
@@ -58,9 +59,9 @@ def forget_ack(link: OutLink, ack: Ack) -> OutLink:
     return replace(link, seen=ack.sender)
 
 
-def unrounded(link: OutLink, y: Tensor, quantized: bool = False) -> tuple[OutLink, Tensor]:
+def unrounded(link: OutLink, y: Tensor, *args: Any) -> tuple[OutLink, Mass]:
     new = torch.add(link.total, y, alpha=link.weight).to(link.total.dtype)
-    return replace(link, total=new, number=link.number + 1), link.weight * y
+    return replace(link, total=new, number=link.number + 1), Mass(link.weight * y)
 
 
 def rebase_early(link: OutLink) -> tuple[OutLink, Tensor] | None:
@@ -80,7 +81,7 @@ _take = running_sums.apply_message
 
 def take_old(link: InLink, message: Message) -> MessageEffect | RolledBack:
     if message.number < link.number and message.base == link.base:
-        mass = message.total.double() - link.total
+        mass = Mass(message.total, link.total)
         return MessageEffect(replace(link, number=message.number, total=message.total), mass, None)
     return _take(link, message)
 
@@ -96,8 +97,8 @@ def believe_own_disk(
 _epoch_start_state = client_state.epoch_start_state
 
 
-def keep_tracker(state: client_state.State, epoch: int, role: Any) -> client_state.State:
-    return _epoch_start_state(state, epoch, role)._replace(method=state.method)
+def keep_tracker(state: client_state.State, *args: Any) -> client_state.State:
+    return _epoch_start_state(state, *args)._replace(method=state.method)
 
 
 _meta_of = client_state.meta_of

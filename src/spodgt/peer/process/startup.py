@@ -83,6 +83,7 @@ def start_node(
         quantized=manifest.method.quantized,
         notify=journal.event,
     )
+    node.new_row = store.new_row
     node.epoch_limiter = EpochRateLimiter(journal.host.clock.monotonic)
     node.last_epoch = manifest.last_epoch
     if saved is None:
@@ -115,6 +116,7 @@ def make_links(
         manifest.method.quantized,
     )
     local = LocalClient(context, membership.identity, node.receive, journal.event, journal.host)
+    local.new_row = node.new_row
     transport = Transport(local)
     reporter = Reporter(folder, node, evaluator, transport, journal, options)
 

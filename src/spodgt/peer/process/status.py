@@ -24,11 +24,11 @@ from spodgt.peer.process.operator_warnings import (
 from spodgt.peer.protocol.audit import local_error
 from spodgt.peer.protocol.client_state import State
 from spodgt.peer.protocol.node import Node
-from spodgt.peer.protocol.outlier_detection import norm
 from spodgt.peer.protocol.running_sums import InLink, OutLink
 from spodgt.peer.storage.state_store import StoreFailed
 from spodgt.peer.transport.connection import Traffic
 from spodgt.peer.transport.links import Transport
+from spodgt.tensors import norm
 
 SUSPECT = 1e-9  # a local audit above this means broken memory or a bug: stop rather than spread it
 FLAG_SECONDS = 3600.0  # after its last outlier a neighbour is not named any more
@@ -182,13 +182,14 @@ class Reporter:
         node = self.node
         state = node.state
         status.seconds = now - self.begun
+        if state.k != status.k:  # it reads all of the state
+            status.audit = local_error(state)
         status.k = state.k
         status.gradients = state.gradients
         status.incarnation = node.incarnation.number
         status.version, status.epoch = divmod(state.epoch, RESETS)
         status.root = node.topology.root
         status.has_ended = node.has_ended
-        status.audit = local_error(state)
         status.bad_gradients = node.method_step.bad_gradients
         status.neighbours = list(self._neighbours(now))
         distances = [n.distance for n in status.neighbours if n.distance is not None]

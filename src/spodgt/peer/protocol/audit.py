@@ -16,7 +16,7 @@ from torch import Tensor
 
 from spodgt.peer.protocol.client_state import State
 from spodgt.peer.protocol.running_sums import InLink, OutLink
-from spodgt.tensors import slices
+from spodgt.tensors import largest, slices
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def terms(state: State) -> Iterator[tuple[Tensor, float]]:
 
 def scale(state: State) -> float:
     """The largest number that took part in a client's sums; NaN if one of them is."""
-    return _maximum([1e-300, *(_largest(vector) for vector, _ in terms(state))])
+    return _maximum([1e-300, *(largest(vector) for vector, _ in terms(state))])
 
 
 def local_error(state: State) -> float:
@@ -57,7 +57,7 @@ def local_error(state: State) -> float:
         total = torch.zeros_like(state.z[0, part])
         for vector, sign in terms(state):
             total.add_(vector[part].double(), alpha=sign)
-        errors.append(_largest(total))
+        errors.append(largest(total))
     return _maximum(errors) / scale(state)
 
 
@@ -81,10 +81,11 @@ def audit(states: Mapping[str, State]) -> Audit:
             sent, problem = in_flight(link, states[receiver].into.get(name))
             if problem:
                 problems.append(f"link {name} → {receiver}: {problem}")
-            largest_in_flight = max(largest_in_flight, _largest(sent))
+            largest_in_flight = max(largest_in_flight, largest(sent))
             total = total + sent
-    largest = _maximum([scale(state) for state in states.values()])
-    return Audit(_largest(total) / largest, local, epochs, largest_in_flight, problems)
+    size = _maximum([scale(state) for state in states.values()])
+    error = largest(torch.as_tensor(total)) / size
+    return Audit(error, local, epochs, largest_in_flight, problems)
 
 
 def _unknown_neighbours(name: str, state: State, states: Mapping[str, State]) -> list[str]:
@@ -109,10 +110,6 @@ def in_flight(out: OutLink, into: InLink | None) -> tuple[Tensor, str]:
     if into.number != out.base:  # else the receiver has all before the base and nothing after it
         return sent, f"the sender counts from {out.base}, the receiver has {into.number}"
     return sent, ""
-
-
-def _largest(vector: Tensor | float) -> float:
-    return float(torch.as_tensor(vector).abs().max())
 
 
 def _maximum(numbers: list[float]) -> float:

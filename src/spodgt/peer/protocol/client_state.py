@@ -14,8 +14,15 @@ from spodgt.algorithms.base import State as MethodState
 from spodgt.algorithms.deprecated import OldRoundNames
 from spodgt.errors import Incompatible
 from spodgt.peer.protocol.epoch_topology import EpochRole
-from spodgt.peer.protocol.running_sums import MAX_NUMBER, Incarnation, InLink, OutLink
-from spodgt.tensors import is_finite
+from spodgt.peer.protocol.running_sums import (
+    MAX_NUMBER,
+    Incarnation,
+    InLink,
+    Mass,
+    Message,
+    OutLink,
+)
+from spodgt.tensors import NewRow, is_finite, new_row, slices, zero_row
 
 Gradient = Callable[[Tensor, int], Tensor]  # (x as (1, columns) float32, round) -> (1, n) gradient
 
@@ -49,12 +56,10 @@ class Member(NamedTuple):
 
 
 class Received(NamedTuple):
-    """Model and mass of a new message."""
+    """A new message and its mass."""
 
-    x: Tensor  # (n,) the sender's model
-    mass: Tensor  # (n,) float64, to add to y
-    half_width: Tensor | None = None  # (n,): the model is within this distance; None: it is exact
-    middle: Tensor = torch.empty(0)  # (n,): the middle of what the sender's model may be
+    message: Message
+    mass: Mass  # to add to y
 
 
 class NotFinite(Exception):
@@ -194,13 +199,16 @@ def to_method_state(
     return kind(**{key: named[key] for key in kind._fields})
 
 
-def epoch_start_state(state: State, epoch: int, role: EpochRole) -> State:
+def epoch_start_state(
+    state: State, epoch: int, role: EpochRole, new_row: NewRow = new_row
+) -> State:
     """The state with which `epoch` begins: the tracker is the own gradient, the links are empty.
 
     Incarnations of neighbours are kept: they distinguish a second process of the same name from the
     first.
     """
-    zero = torch.zeros(state.z.shape[1])
+    n = state.z.shape[1]
+    zero = zero_row(n, torch.float32)
     out = {}
     for name, weight in role.out.items():
         out_link = OutLink(weight, zero)
@@ -209,10 +217,13 @@ def epoch_start_state(state: State, epoch: int, role: EpochRole) -> State:
     for name, weight in role.into.items():
         in_link = InLink(weight, zero)
         into[name] = replace(in_link, seen=state.into.get(name, in_link).seen)
+    y = new_row(n, torch.float64)
+    for part in slices(n):
+        y[part] = state.method.g[0, part]
     return state._replace(
         epoch=epoch,
-        method=state.method._replace(y=state.method.g.double()),
-        z=torch.zeros_like(state.z),
+        method=state.method._replace(y=y[None]),
+        z=zero_row(n, torch.float64)[None],
         out=out,
         into=into,
     )

@@ -19,6 +19,7 @@ from spodgt.peer.protocol.inbox import Frame
 from spodgt.peer.protocol.running_sums import (
     Ack,
     FrameAge,
+    Mass,
     Message,
     NewerEpoch,
     OutLink,
@@ -132,7 +133,7 @@ class FrameProcessor:
         rebased = running_sums.rebase(link)
         if rebased is not None:
             link, folded = rebased
-            z = node.state.z - folded.double()
+            z = node.sum_of(node.state.z, [Mass(folded)], -1.0)
             node.state = node.state._replace(z=z, out=node.state.out | {name: link})
             node.dirty |= {"z", f"out:{name}"}
 
@@ -157,14 +158,13 @@ class FrameProcessor:
                 self._adopt_model(name, message)
         z = node.state.z
         if folded is not None:
-            z = z + folded.double()
+            z = node.sum_of(z, [Mass(folded)], 1.0)
             node.dirty.add("z")
         node.state = node.state._replace(z=z, into=node.state.into | {name: link})
         if mass is None:
             return outcome
         node.dirty.add(f"in:{name}")
-        x = message.model(node.state.method.x[0])
-        return Received(x, mass, message.half_width, message.x)
+        return Received(message, mass)
 
     def _note_end(self, name: str, has_ended: bool, is_newer: bool) -> None:
         """Keep which neighbours have made all rounds; a newer frame without the flag means more rounds."""

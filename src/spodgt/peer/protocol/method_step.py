@@ -48,12 +48,16 @@ class MethodStep:
             The fields of its state beside x, y and g; those that `state` does not hold begin anew.
         """
         idle = PeerRound(0, False, member, self.gradient, state.private, {}, {})
-        first = algorithm.init(state.method.x, idle)
+        first = algorithm.init(state.method.x[:, :1], idle)  # of one column: only its fields matter
         self.algorithm = algorithm
         self.state_type = type(first)
         local_steps = algorithm.local_steps if isinstance(algorithm, Wrapper) else None
         self.exchange_every = local_steps or 1  # rounds between two uses of the links
-        _, initial = client_state.to_tracking_state(first)
+        _, fields = client_state.to_tracking_state(first)
+        if fields.keys() <= state.more.keys():
+            return {name: state.more[name] for name in fields}
+        idle = PeerRound(0, False, member, self.gradient, state.private, {}, {})
+        _, initial = client_state.to_tracking_state(algorithm.init(state.method.x, idle))
         return {name: state.more.get(name, tensor) for name, tensor in initial.items()}
 
     def step(

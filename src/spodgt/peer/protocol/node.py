@@ -7,10 +7,11 @@ crash may lose any computation: nothing that was derived from it has left the pr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from spodgt.algorithms.base import Algorithm, TrackingState
@@ -23,9 +24,9 @@ from spodgt.peer.protocol.epoch_topology import EpochTopology
 from spodgt.peer.protocol.frame_processing import FrameProcessor
 from spodgt.peer.protocol.inbox import Frame, Inbox
 from spodgt.peer.protocol.method_step import MethodStep
-from spodgt.peer.protocol.outlier_detection import LinkOutliers, growth, norm
-from spodgt.peer.protocol.running_sums import Ack, Incarnation, Message
-from spodgt.tensors import is_finite, slices
+from spodgt.peer.protocol.outlier_detection import LinkOutliers, distance
+from spodgt.peer.protocol.running_sums import Ack, Incarnation, Mass, Message
+from spodgt.tensors import NewRow, is_finite, new_row, norm, slices
 
 REBASE_EVERY = 64  # messages after which a quiet link starts from zero
 REBASE_QUANTIZED = 4  # the same for int8 totals: the smaller they are, the finer the quantization
@@ -73,6 +74,7 @@ class Node:
         notify: Notify = lambda kind, text, subject="": None,
     ) -> None:
         self.store = store
+        self.new_row: NewRow = new_row  # makes the vectors of the next state
         self.incarnation = incarnation
         self.state = state
         self.topology = topology
@@ -86,6 +88,7 @@ class Node:
         self.handshaken: set[str] = set()  # out-links whose receiver has met this incarnation
         self.pending_acks: set[str] = set()  # in-links to acknowledge after the next commit
         self.dirty: set[str] = set()  # vectors that the next commit writes
+        self._changing: Tensor | None = None  # the tracker, if it was made since the last commit
         self.committed = state  # the only state that frames are made of
         self.committed_incarnation = incarnation
         self.has_ended = False  # all rounds were made; a flag of this epoch's messages
@@ -158,13 +161,15 @@ class Node:
         growth_before = self.outliers.neighbour_growth
         received = self.apply_received()
         state = self.state
-        models = {name: message.x for name, message in received.items()}
+        x = state.method.x[0]
+        models = {name: each.message.model(x) for name, each in received.items()}
         result = self.method_step.step(state, self.member, computes, models)
         method, more = client_state.to_tracking_state(result.state)
         # the model has grown by the own step as far as it has not by the neighbours' models
         growth_by_neighbours = self.outliers.neighbour_growth - growth_before
         self.outliers.own_growth += norm(method.x) - norm(state.method.x) - growth_by_neighbours
         self.dirty |= {"x", "y", "g", "private", *(f"more:{name}" for name in more)}
+        self._changing = None  # the method may hold the tracker twice
         self.state = state._replace(
             k=state.k + 1,
             method=method,
@@ -185,34 +190,56 @@ class Node:
             steps: Number of local steps.
             links: Out-links that are active after this block.
         """
-        state = self.state
-        y = state.method.y
-        if g is not state.method.g:
-            y = y.clone()
-            for part in slices(y.shape[1]):
-                y[0, part] += g[0, part].double() - state.method.g[0, part].double()
-            self.dirty |= {"y", "g"}
+        before = self.state.method.g
+        if g is not before:
+            self._add_to_tracker([Mass(g[0], before[0])])
+            self.dirty.add("g")
         self.dirty.add("x")
+        state = self.state
         self.state = state._replace(
             k=state.k + 1,
-            method=state.method._replace(x=x, y=y, g=g),
+            method=state.method._replace(x=x, g=g),
             gradients=state.gradients + steps,
         )
         self.put_on_links(links)
+
+    def _add_to_tracker(self, masses: Sequence[Mass], sign: float = 1.0) -> None:
+        """Add masses to the tracker, in place if it was made since the last commit."""
+        method = self.state.method
+        target = self._changing if self._changing is method.y else None
+        y = self.sum_of(method.y, masses, sign, target)
+        self._changing = y
+        self.state = self.state._replace(method=method._replace(y=y))
+        self.dirty.add("y")
+
+    def sum_of(
+        self, row: Tensor, masses: Sequence[Mass], sign: float, target: Tensor | None = None
+    ) -> Tensor:
+        """(1, n) float64: row + sign * the sum of the masses, in `target` or in a new row."""
+        n = row.shape[1]
+        if target is None:
+            target = self.new_row(n, torch.float64)[None]
+        for part in slices(n):
+            change = masses[0].part(part)
+            for mass in masses[1:]:
+                change += mass.part(part)
+            torch.add(row[0, part], change, alpha=sign, out=target[0, part])
+        return target
 
     def put_on_links(self, links: Iterable[str]) -> None:
         """Move mass from the tracker to those out-links that accept it now."""
         used_links = [name for name in links if self._can_add_mass(name)]
         if not used_links:
             return
-        method = self.state.method
-        y = method.y.clone()
+        y = self.state.method.y[0]
         out = dict(self.state.out)
+        masses = []
         for name in used_links:
-            out[name], mass = running_sums.add_mass(out[name], method.y[0], self.quantized)
-            y -= mass
-            self.dirty |= {"y", f"out:{name}"}
-        self.state = self.state._replace(method=method._replace(y=y), out=out)
+            out[name], mass = running_sums.add_mass(out[name], y, self.quantized, self.new_row)
+            masses.append(mass)
+            self.dirty.add(f"out:{name}")
+        self.state = self.state._replace(out=out)
+        self._add_to_tracker(masses, -1.0)
 
     def _can_add_mass(self, name: str) -> bool:
         """Whether the receiver of an out-link is up and has acknowledged most messages (backpressure)."""
@@ -242,25 +269,21 @@ class Node:
         if not received:
             return received
         self._check_outliers(received)
-        y = self.state.method.y.clone()
-        for message in received.values():
-            y += message.mass
-        method = self.state.method._replace(y=y)
-        self.state = self.state._replace(method=method, last_received_round=self.state.k)
-        self.dirty.add("y")
+        self._add_to_tracker([each.mass for each in received.values()])
+        self.state = self.state._replace(last_received_round=self.state.k)
         return received
 
     def _check_outliers(self, received: Mapping[str, Received]) -> None:
         """Log messages that are far larger than usual, and note how they lengthen the own model."""
         x, _, g = self.state.method
         own_norms = (norm(g), norm(x))
-        for name, message in received.items():
-            difference = message.x - x[0]
+        for name, each in received.items():
+            difference = distance(each.message, x[0])
             detector = self.outliers.detector(name)
             detector.note_round(self.state.k)
-            for sentence in detector.check(norm(message.mass), norm(difference), own_norms):
+            for sentence in detector.check(each.mass.norm(), difference.norm, own_norms):
                 self.notify("suspicious", sentence, name)
-            detector.growth += self.state.into[name].weight * growth(difference, x[0])
+            detector.growth += self.state.into[name].weight * difference.growth
 
     def commit(self) -> set[str]:
         """Make the state durable, so that frames can be made of it.
@@ -283,6 +306,7 @@ class Node:
         self.committed = self.state
         self.committed_incarnation = self.incarnation
         self.dirty = set()
+        self._changing = None
         pending_acks = self.pending_acks & self.state.into.keys()
         self.pending_acks = set()
         return pending_acks
@@ -294,7 +318,7 @@ class Node:
     # --- epochs ------------------------------------------------------------------------------------
     def begin_epoch(self, epoch: int) -> None:
         """Begin an epoch: the tracker is the own gradient, the links are empty."""
-        self.state = client_state.epoch_start_state(self.state, epoch, self.role)
+        self.state = client_state.epoch_start_state(self.state, epoch, self.role, self.new_row)
         self.handshaken = set()
         self.has_ended = False
         self.outliers.begin_epoch()

@@ -10,9 +10,13 @@ import math
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from statistics import median
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from spodgt.peer.protocol.running_sums import Message
+from spodgt.tensors import norm, slices
 
 _WINDOW = 64  # messages that the median is taken of
 _MIN_MESSAGES = 16  # before the median is used
@@ -146,14 +150,22 @@ class LinkOutliers:
         return name, f"model: {moved}, and the loss is ruined"
 
 
-def norm(vector: Tensor) -> float:
-    """The Euclidean norm, also where the squares of float32 numbers would overflow."""
-    return float(torch.linalg.vector_norm(vector, dtype=torch.float64))
+class Distance(NamedTuple):
+    """How a received model differs from the own one."""
+
+    norm: float  # of X - x
+    growth: float  # by how much a small step towards X lengthens x; the norm if x is zero
 
 
-def growth(step: Tensor, x: Tensor) -> float:
-    """By how much a small step lengthens the vector x; the length of the step if x is zero."""
+def distance(message: Message, x: Tensor) -> Distance:
+    """Compare the model of a message with x, (n,), in parts."""
+    norms = []
+    growth = 0.0
     length = norm(x)
-    if not length:
-        return norm(step)
-    return float(torch.dot(step.flatten(), x.flatten() / length))
+    for part in slices(len(x)):
+        own = x[part].double()
+        difference = message.model(x, part) - own
+        norms.append(norm(difference))
+        growth += float(torch.dot(difference, own))
+    size = math.hypot(*norms)
+    return Distance(size, growth / length if length else size)

@@ -21,6 +21,7 @@ Functions return what a frame means; `Refused` is raised for frames that an hone
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
@@ -29,7 +30,7 @@ import torch
 from torch import Tensor
 
 from spodgt.algorithms.compose.codecs import Int8Codec
-from spodgt.tensors import difference, is_finite, slices
+from spodgt.tensors import NewRow, largest, new_row, slices, zero_row
 
 MAX_NUMBER = 2**62  # of every counter: it must fit into a frame, also after many increments
 MAX_ABS = 1e30  # of a number in a message: sums of some of these still fit into float32
@@ -73,12 +74,34 @@ class Message(NamedTuple):
         """Identifies the mass of a message: of messages with equal content one is enough."""
         return self.epoch, self.number, self.base, self.sender
 
-    def model(self, own: Tensor) -> Tensor:
-        """(n,): the sender's model; of a quantized one, the point of its interval nearest to `own`."""
+    def model(self, own: Tensor, part: slice = slice(None)) -> Tensor:
+        """The sender's model; of a quantized one, the point of its interval nearest to `own`.
+
+        Args:
+            own: (n,) the receiver's model.
+            part: The range of columns to return.
+        """
+        x = self.x[part]
         if self.half_width is None:
-            return self.x
-        off = self.x - own
-        return own + off.sign() * (off.abs() - self.half_width).clamp(min=0)
+            return x
+        off = x - own[part]
+        return own[part] + off.sign() * (off.abs() - self.half_width[part]).clamp(min=0)
+
+
+class Mass(NamedTuple):
+    """What one vector is more than another, in double precision; computed in parts, never as a whole."""
+
+    after: Tensor  # (n,)
+    before: Tensor | None = None  # (n,); None: zero
+
+    def part(self, columns: slice) -> Tensor:
+        """Some columns, float64; the caller may change the result."""
+        after = self.after[columns].to(torch.float64, copy=True)
+        return after if self.before is None else after.sub_(self.before[columns])
+
+    def norm(self) -> float:
+        """The Euclidean norm."""
+        return math.hypot(*(float(self.part(each).norm()) for each in slices(len(self.after))))
 
 
 class Ack(NamedTuple):
@@ -166,30 +189,31 @@ def check_jump(known: Incarnation, claimed: Incarnation, owner: str) -> None:
 def check_vectors(message: Message) -> None:
     """Refuse vectors with numbers that are not finite, or so large that their sums would not be."""
     for vector in (message.total, message.x):
-        if not is_finite(vector) or not float(vector.abs().max()) <= MAX_ABS:
+        if not largest(vector) <= MAX_ABS:
             raise Refused(f"the message holds NaN, infinite numbers or numbers above {MAX_ABS:.0e}")
 
 
 # --- the sender's end ----------------------------------------------------------------------------
-def add_mass(link: OutLink, y: Tensor, quantized: bool = False) -> tuple[OutLink, Tensor]:
+def add_mass(
+    link: OutLink, y: Tensor, quantized: bool = False, new_row: NewRow = new_row
+) -> tuple[OutLink, Mass]:
     """Put b·y on a link.
 
     Args:
         link: The sender's end.
         y: (n,) float64, the tracker.
         quantized: Round the total to int8; the rounding error stays in the tracker (error feedback).
+        new_row: Makes the new total.
 
     Returns:
-        The next state of the link, and the mass, (n,) float64, to subtract from y: exactly what the rounded
-        total has gained.
+        The next state of the link, and the mass to subtract from y: exactly what the rounded total has
+        gained.
     """
-    total = torch.empty_like(link.total)
-    for part in slices(len(y)):
-        total[part] = torch.add(link.total[part], y[part], alpha=link.weight)
-    if quantized:
-        total = Int8Codec().quantize(total[None])[0]
-    mass = difference(total, link.total)
-    return replace(link, total=total, number=link.number + 1), mass
+    total = new_row(len(y), link.total.dtype)
+    for part in slices(len(y)):  # of whole blocks of the codec
+        after = torch.add(link.total[part], y[part], alpha=link.weight).to(total.dtype)
+        total[part] = Int8Codec().quantize(after[None])[0] if quantized else after
+    return replace(link, total=total, number=link.number + 1), Mass(total, link.total)
 
 
 def apply_ack(link: OutLink, ack: Ack) -> OutLink | RolledBack:
@@ -212,7 +236,8 @@ def rebase(link: OutLink) -> tuple[OutLink, Tensor] | None:
     """
     if link.acked != link.number or link.base == link.number:
         return None
-    return replace(link, base=link.number, total=torch.zeros_like(link.total)), link.total
+    zero = zero_row(len(link.total), link.total.dtype)
+    return replace(link, base=link.number, total=zero), link.total
 
 
 # --- the receiver's end --------------------------------------------------------------------------
@@ -220,7 +245,7 @@ class MessageEffect(NamedTuple):
     """What a message changes at the receiver."""
 
     link: InLink
-    mass: Tensor | None = None  # (n,) float64, to add to y; None if the message brings nothing new
+    mass: Mass | None = None  # to add to y; None if the message brings nothing new
     folded: Tensor | None = None  # (n,), the ρ that a rebase sets to zero
 
 
@@ -247,9 +272,9 @@ def apply_message(link: InLink, message: Message) -> MessageEffect | RolledBack:
     check_vectors(message)
     folded = None
     if message.base == link.base:
-        mass = difference(message.total, link.total)
+        mass = Mass(message.total, link.total)
     elif message.base == link.number:
-        mass = message.total.double()
+        mass = Mass(message.total)
         folded = link.total
     else:
         raise Refused(

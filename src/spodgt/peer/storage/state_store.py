@@ -5,6 +5,9 @@ a record to the older of the files `commit.0` and `commit.1`: the slots in use, 
 numbers. That record is the commit point. The record before it remains, so a damaged slot costs one commit and
 not the run. A record begins with the SHA-256 of the rest of it, which a torn or damaged one does not match.
 
+In a mapped store every vector is a row of its own, in which it was computed (`mapped_rows`); the rows of the
+last two commits are not overwritten.
+
 Durability `power` survives loss of power (two syncs in every commit); `process` survives kill -9 only, and
 does not wait for the disk.
 """
@@ -31,6 +34,8 @@ from spodgt.errors import Failed, InvalidInput
 from spodgt.peer.host import files as disks
 from spodgt.peer.host.fault_injection import crash_point
 from spodgt.peer.host.files import DISK, File, Files
+from spodgt.peer.storage.mapped_rows import MappedRows
+from spodgt.tensors import new_row
 
 DURABILITY = ("power", "process")
 VECTORS = "vectors.bin"
@@ -58,11 +63,11 @@ class StoreInUse(StoreFailed, InvalidInput):
 class Slot(TypedDict):
     """Where a vector is in `vectors.bin`."""
 
-    at: int  # offset of its two slots
+    at: int  # offset of its two slots, or of its row
     n: int  # numbers in it
     dtype: str
-    slot: int  # which of the two is in use
-    crc: list[int]
+    slot: int  # which of the two is in use; 0 in a row
+    crc: list[int]  # of both slots, or of the row
     generation: int  # the commit that wrote it
 
 
@@ -88,6 +93,7 @@ class DiskStateStore:
         durability: "power" or "process".
         labels: Run, client and layout that the state belongs to; part of every commit.
         files: The disk.
+        mapped: Vectors of `new_row` are rows of the file; the disk must be `DISK`.
 
     Raises:
         StoreFailed: The directory cannot be used, or another process uses it.
@@ -100,6 +106,7 @@ class DiskStateStore:
         durability: str = "power",
         labels: Mapping[str, str] | None = None,
         files: Files = DISK,
+        mapped: bool = False,
     ) -> None:
         if durability not in DURABILITY:
             raise InvalidInput(
@@ -127,6 +134,7 @@ class DiskStateStore:
         except StoreFailed:
             self.close()
             raise
+        self.rows = MappedRows(self.path / VECTORS, self.file) if mapped else None
         self.slots: dict[str, Slot] = {}
         self.generation = 0
         self.damaged = ""  # why the newest commit could not be used, if so
@@ -144,12 +152,32 @@ class DiskStateStore:
             path.unlink()
 
     # --- writing ---------------------------------------------------------------------------------
+    def new_row(self, n: int, dtype: torch.dtype) -> Tensor:
+        """A vector of n undefined numbers for the next commit: a row of the file, if it is mapped.
+
+        Raises:
+            StoreFailed: The disk is full.
+        """
+        if self.rows is None:
+            return new_row(n, dtype)
+        try:
+            return self.rows.new(n, dtype)
+        except OSError as error:
+            raise self._failed_write(error) from None
+
+    def _failed_write(self, error: OSError) -> StoreFailed:
+        return StoreFailed(
+            f"state directory {self.path} could not be written: {_reason(error)}; nothing was sent. "
+            "Free the disk and start again."
+        )
+
     def commit(self, vectors: Mapping[str, Tensor], meta: Mapping[str, object]) -> None:
         """Write changed vectors and all numbers atomically: after a crash all of it is there, or none."""
         slots = dict(self.slots)
         generation = self.generation + 1
         try:
-            for name, vector in vectors.items():
+            rows = {name: self._row(vector) for name, vector in vectors.items()}
+            for name, vector in rows.items():
                 slots[name] = self._write(vector, slots.get(name), generation)
             crash_point("vectors written")
             if self.durability == "power":
@@ -159,11 +187,10 @@ class DiskStateStore:
             crash_point("before commit")
             self._write_record(StoredRecord(generation, text))
         except OSError as error:
-            raise StoreFailed(
-                f"state directory {self.path} could not be written: {_reason(error)}; nothing was sent. "
-                "Free the disk and start again."
-            ) from None
+            raise self._failed_write(error) from None
         crash_point("after commit")
+        if self.rows is not None:
+            self.rows.kept = _areas(self.slots) | _areas(slots)
         self.slots = slots
         self.generation = generation
 
@@ -173,10 +200,21 @@ class DiskStateStore:
         if self.durability == "power":
             file.sync()
 
+    def _row(self, vector: Tensor) -> Tensor:
+        """A vector in a row of the file, if that is mapped."""
+        if self.rows is None or self.rows.offset(vector) is not None:
+            return vector
+        return self.rows.new(len(vector), vector.dtype).copy_(vector)
+
     def _write(self, vector: Tensor, old: Slot | None, generation: int) -> Slot:
         kind = str(vector.dtype).removeprefix("torch.")
         data = vector.contiguous().numpy().astype(_DTYPES[kind], copy=False)
-        if old is None or old["n"] != len(data) or old["dtype"] != kind:
+        at = None if self.rows is None else self.rows.offset(vector)
+        if at is not None:  # it is in the file already
+            crc = [zlib.crc32(data.data.cast("B"))]
+            return Slot(at=at, n=len(data), dtype=kind, slot=0, crc=crc, generation=generation)
+        is_pair = old is not None and len(old["crc"]) == 2
+        if old is None or not is_pair or old["n"] != len(data) or old["dtype"] != kind:
             at = self._allocate(2 * data.nbytes)
             old = Slot(at=at, n=len(data), dtype=kind, slot=1, crc=[0, 0], generation=0)
         slot = 1 - old["slot"]
@@ -204,12 +242,15 @@ class DiskStateStore:
             StoreFailed: All commits are damaged, or the newest has another format.
         """
         contents = [file.read(0, file.size()) for file in self.records]
-        commit = _load_newest(contents, self.file.read, self.path, check)
+        read_at = self.file.read if self.rows is None else self.rows.read
+        commit = _load_newest(contents, read_at, self.path, check)
         if commit is None:
             if self.file.size():
                 self.damaged = f"{VECTORS} holds numbers, but no commit is left"
             return None
         self.slots = commit.slots
+        if self.rows is not None:
+            self.rows.kept = _areas(self.slots)
         self.generation = commit.generation
         self.damaged = commit.damaged
         return commit.saved
@@ -225,7 +266,7 @@ class _LoadedCommit(NamedTuple):
     damaged: str = ""  # why a later commit cannot be used, if there is one
 
 
-ReadAt = Callable[[int, int], bytes]  # position, size
+ReadAt = Callable[[int, int], bytes | memoryview]  # position, size
 
 
 def _load_newest(
@@ -308,14 +349,24 @@ def _vectors(read_at: ReadAt, slots: Mapping[str, Slot]) -> dict[str, Tensor]:
     vectors = {}
     for name, slot in slots.items():
         kind = _DTYPES[slot["dtype"]]
-        size = slot["n"] * kind.itemsize
-        at = slot["at"] + slot["slot"] * size
+        at, size = _area(slot)
         data = read_at(at, size)
         if len(data) != size or zlib.crc32(data) != slot["crc"][slot["slot"]]:
             raise ValueError(f"checksum of {name} is wrong")
-        numbers = np.frombuffer(data, kind).astype(kind.newbyteorder("="))  # a copy: it is writable
-        vectors[name] = torch.from_numpy(numbers)
+        numbers = np.frombuffer(data, kind).astype(kind.newbyteorder("="), copy=False)
+        vectors[name] = torch.from_numpy(np.require(numbers, requirements="W"))
     return vectors
+
+
+def _area(slot: Slot) -> tuple[int, int]:
+    """Offset and bytes of a vector."""
+    size = slot["n"] * _DTYPES[slot["dtype"]].itemsize
+    return slot["at"] + slot["slot"] * size, size
+
+
+def _areas(slots: Mapping[str, Slot]) -> dict[int, int]:
+    """Bytes by offset of all vectors of a commit, with both slots of those that have two."""
+    return {slot["at"]: len(slot["crc"]) * _area(slot)[1] for slot in slots.values()}
 
 
 def has_state(directory: Path) -> bool:

@@ -14,6 +14,7 @@ from spodgt.peer.protocol.inbox import Receive
 from spodgt.peer.protocol.running_sums import Refused
 from spodgt.peer.transport import wire_format
 from spodgt.peer.transport.grpc_wire import GRPC, system_host
+from spodgt.tensors import NewRow, new_row
 
 CHUNK_SECONDS = 60.0  # a chunk of 1 MiB that takes longer is a dead link
 ANSWER_SECONDS = 5.0  # for an answer, beyond the time its bytes take at the slowest rate
@@ -60,6 +61,7 @@ class LocalClient:
     host: Host = field(default_factory=system_host)
     # called with a neighbour's name after one end has refused a link: the manifests may differ
     on_refused_link: Callable[[str], None] = lambda name: None
+    new_row: NewRow = new_row  # makes the vectors of messages that arrive
 
     @property
     def now(self) -> float:

@@ -112,7 +112,8 @@ class InLinks:
             Refused: A frame is none that an honest peer sends.
         """
         traffic = self.traffic[sender]
-        assembler = wire_format.MessageAssembler(self.local.context, sender)
+        local = self.local
+        assembler = wire_format.MessageAssembler(local.context, sender, local.new_row)
         task = current_task()
         limit = FIRST_SECONDS + self.local.message_seconds
         first_deadline = asyncio.get_running_loop().call_later(limit, task.cancel)

@@ -6,11 +6,11 @@ the format in `running_sums.add_mass`; `manifest.Method` selects the format.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from spodgt.algorithms.compose.codecs import Int8Codec, Int8Intervals
@@ -32,19 +32,18 @@ class Float32Payload:
 
     dtype = "float32"  # in the header of a message
 
-    def size(self, n: int) -> int:
-        """Bytes of a message with n parameters."""
-        return 2 * n * _FLOATS.itemsize
+    def sizes(self, n: int) -> tuple[int, int]:
+        """Bytes of the model and of the total with n parameters."""
+        return n * _FLOATS.itemsize, n * _FLOATS.itemsize
 
-    def pack(self, message: Message) -> tuple[memoryview, memoryview]:
-        """Model and total as bytes."""
-        # two views and no copy of the whole: models may be large
-        return _view(message.x), _view(message.total)
+    def pack(self, message: Message) -> tuple[Tensor, Tensor]:
+        """The numbers that travel, of the model and of the total; `to_bytes` of them in parts."""
+        return message.x, message.total
 
-    def unpack(self, data: NDArray[np.uint8], n: int, number: int) -> Vectors:
-        """The vectors of message `number`."""
-        numbers = torch.from_numpy(data.view(_FLOATS).astype(np.float32, copy=False))
-        return Vectors(numbers[:n], None, numbers[n:])
+    def unpack(self, data: Sequence[Tensor], n: int, number: int) -> Vectors:
+        """The vectors of message `number`, from the bytes of its model and its total."""
+        x, total = (each.numpy().view(_FLOATS).astype(np.float32, copy=False) for each in data)
+        return Vectors(torch.from_numpy(x), None, torch.from_numpy(total))
 
 
 class Int8Payload:
@@ -52,26 +51,31 @@ class Int8Payload:
 
     dtype = "int8"
 
-    def size(self, n: int) -> int:
+    def sizes(self, n: int) -> tuple[int, int]:
         size_of_model = Int8Intervals.of_round(n, 0).size(n, _FLOATS.itemsize)
-        return size_of_model + Int8Codec().size(n, _FLOATS.itemsize)
+        return size_of_model, Int8Codec().size(n, _FLOATS.itemsize)
 
-    def pack(self, message: Message) -> tuple[memoryview, memoryview]:
+    def pack(self, message: Message) -> tuple[Tensor, Tensor]:
         x = Int8Intervals.of_round(len(message.x), message.number).pack(message.x[None])
         total = Int8Codec().pack(message.total[None])
-        return x.numpy()[0].data, total.numpy()[0].data
+        return x[0], total[0]
 
-    def unpack(self, data: NDArray[np.uint8], n: int, number: int) -> Vectors:
-        packed = torch.from_numpy(data)[None]
-        codec = Int8Intervals.of_round(n, number)
-        size_of_model = codec.size(n, _FLOATS.itemsize)
-        x, half_width = codec.unpack(packed[:, :size_of_model], n, torch.float32)
-        total = Int8Codec().unpack(packed[:, size_of_model:], n, torch.float32)
+    def unpack(self, data: Sequence[Tensor], n: int, number: int) -> Vectors:
+        packed_x, packed_total = data
+        x, half_width = Int8Intervals.of_round(n, number).unpack(packed_x[None], n, torch.float32)
+        total = Int8Codec().unpack(packed_total[None], n, torch.float32)
         return Vectors(x[0], half_width[0], total[0])
 
 
 Payload = Float32Payload | Int8Payload
 
 
-def _view(vector: Tensor) -> memoryview:
-    return vector.numpy().astype(_FLOATS, copy=False).data.cast("B")
+def to_bytes(vectors: Sequence[Tensor], start: int, size: int) -> Iterator[memoryview]:
+    """Up to `size` bytes of some vectors after each other, from the byte `start`."""
+    for vector in vectors:
+        item = vector.dtype.itemsize
+        first = max(0, start) // item
+        end = max(0, start + size) // item
+        numbers = vector[first:end].contiguous().numpy()
+        yield numbers.astype(numbers.dtype.newbyteorder("<"), copy=False).data.cast("B")
+        start -= len(vector) * item

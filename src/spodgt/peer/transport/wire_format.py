@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
+import torch
 from google.protobuf.message import DecodeError
 
 from spodgt.peer.protocol.running_sums import (
@@ -26,7 +26,8 @@ from spodgt.peer.protocol.running_sums import (
     Refused,
 )
 from spodgt.peer.transport import wire_pb2 as pb
-from spodgt.peer.transport.payload import Float32Payload, Int8Payload, Payload
+from spodgt.peer.transport.payload import Float32Payload, Int8Payload, Payload, to_bytes
+from spodgt.tensors import NewRow, new_row
 
 PROTOCOLS = (1, 2)  # supported; the ends of a stream use the highest that both support
 REPEATS = 2  # the first protocol with frames that repeat a header
@@ -56,7 +57,7 @@ class Context:
     @property
     def size(self) -> int:
         """Bytes of the numbers of a message."""
-        return self.payload.size(self.n)
+        return sum(self.payload.sizes(self.n))
 
 
 def choose_protocol(context: Context, theirs: Iterable[int], name: str, version: str) -> int:
@@ -83,15 +84,13 @@ def _names(protocols: Iterable[int]) -> str:
 
 def pack(context: Context, receiver: str, message: Message, frame: int) -> Iterator[bytes]:
     """A message as chunks, in the highest protocol of `context`."""
-    x, total = context.payload.pack(message)
-    size = len(x) + len(total)
+    vectors = context.payload.pack(message)
+    size = context.size
     header = _packed_header(context, receiver, message, frame)
     for offset in range(0, max(1, size), CHUNK):
         header.offset = offset
         text = header.SerializeToString()
-        part_of_x = x[offset : offset + CHUNK]
-        part_of_total = total[max(0, offset - len(x)) : max(0, offset + CHUNK - len(x))]
-        yield b"".join((_LENGTH.pack(len(text)), text, part_of_x, part_of_total))
+        yield b"".join((_LENGTH.pack(len(text)), text, *to_bytes(vectors, offset, CHUNK)))
 
 
 def pack_repeat(context: Context, receiver: str, message: Message, frame: int) -> bytes:
@@ -141,13 +140,19 @@ class MessageAssembler:
     """Assembles the messages of one stream from chunks.
 
     Holds one message at most beyond the last complete one, whatever the sender claims.
+
+    Args:
+        context: Of this client.
+        sender: Of the stream.
+        new_row: Makes the vectors of messages.
     """
 
-    def __init__(self, context: Context, sender: str) -> None:
+    def __init__(self, context: Context, sender: str, new_row: NewRow = new_row) -> None:
         self.context = context
         self.sender = sender
+        self.new_row = new_row
         self.size = context.size  # bytes of a payload: the manifest's, not the header's
-        self.payload = np.empty(0, np.uint8)
+        self.vectors: list[torch.Tensor] = []  # model and total as bytes
         self.header: pb.Header | None = None  # of the message that is being assembled
         self.filled = 0  # bytes of its payload that have arrived
         self.last: Message | None = None  # the last complete one
@@ -169,7 +174,8 @@ class MessageAssembler:
             check_header(header, self.context, self.sender)
             self.header = header
             self.filled = 0
-            self.payload = np.empty(self.size, np.uint8)
+            sizes = self.context.payload.sizes(self.context.n)
+            self.vectors = [self.new_row(size, torch.uint8) for size in sizes]
         first = self._add_body(header, body)
         if self.filled < self.size:
             return None
@@ -188,13 +194,19 @@ class MessageAssembler:
         end = self.filled + len(body)
         if end > self.size or (len(body) < CHUNK and end != self.size):
             raise Refused(f"the message has {end} bytes so far, {self.size} are expected")
-        self.payload[self.filled : end] = np.frombuffer(body, np.uint8)
+        start = self.filled
+        for vector in self.vectors:
+            size = min(len(body), max(0, len(vector) - start))
+            vector.numpy().data[start : start + size] = body[:size]
+            body = body[size:]
+            start = max(0, start - len(vector))
         self.filled = end
         self.header = first
         return first
 
     def _message(self, header: pb.Header) -> Message:
-        vectors = self.context.payload.unpack(self.payload, self.context.n, header.number)
+        vectors = self.context.payload.unpack(self.vectors, self.context.n, header.number)
+        self.vectors = []
         return Message(
             epoch=header.epoch,
             number=header.number,
