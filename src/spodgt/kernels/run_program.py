@@ -47,7 +47,7 @@ class Operations(NamedTuple):
 class Coefficients(NamedTuple):
     """Coefficients and masks of some rounds, for the clients of a run."""
 
-    factors: Array  # (rounds or 1, coefficients, clients)
+    factors: Array  # (rounds, coefficients, clients)
     masks: Bools  # (rounds, masks, clients): the first one is the active clients
     any_masks: Bools  # (rounds, masks): whether a mask holds for any client
 
@@ -150,9 +150,8 @@ def advance_run(  # type: ignore[no-untyped-def]
     _copy_fields(fields, starts, numbers, clients, data, stride, False)
     for r in range(len(coefficients.masks)):
         _fill_matrices(memory, r, operations, links)
-        factors = coefficients.factors[min(r, len(coefficients.factors) - 1)]
         masks = coefficients.masks[r]
-        values = operations.terms, factors, masks, coefficients.any_masks[r]
+        values = operations.terms, coefficients.factors[r], masks, coefficients.any_masks[r]
         for left in range(UINT(0), width, columns):
             block = left, min(columns, width - left)
             _run(operations.before, values, memory, memory.before, (UINT(0), clients), block)
