@@ -131,12 +131,20 @@ def compiled_loop(function: Loop) -> Loop:
     No fast-math flags: results are the same on every CPU and in every caller, and NaN and infinity
     stay visible.
     """
-    return _compile(function, fastmath=False)
+    return _compile(function)
 
 
 def compiled_dot_product(function: Loop) -> Loop:
     """Decorator: compile a sum of products; the compiler may reorder and vectorize it."""
     return _compile(function, fastmath={"reassoc"})
+
+
+def inlined_loop(function: Loop) -> Loop:
+    """Decorator: copy a loop into the loops that call it, which decide about the order of sums.
+
+    For loops over short rows: a call counts references to all arrays, which takes longer.
+    """
+    return _compile(function, inline="always")
 
 
 def cache_directory() -> Path:
@@ -171,13 +179,13 @@ def announce_compilation(announce: Callable[[], None]) -> Iterator[None]:
         watcher.join()
 
 
-def _compile(function: Loop, fastmath: bool | set[str]) -> Loop:
+def _compile(function: Loop, **options: Any) -> Loop:
     import numba
 
     config: Any = numba.config
 
     # error_model: division by zero gives infinity, without a branch in every loop
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": fastmath}
+    options |= {"nogil": True, "error_model": "numpy"}
     previous = config.CACHE_DIR
     config.CACHE_DIR = str(cache_directory())
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -576,5 +577,6 @@ def test_the_cache_has_a_folder_for_each_version_of_the_loops(
 
 def test_all_files_with_loops_are_part_of_the_digest() -> None:
     source = Path(engine.__file__).parent
-    found = [p for p in source.rglob("*.py") if "@compiled_loop\n" in p.read_text(encoding="utf-8")]
+    decorator = re.compile(r"^@(compiled_loop|compiled_dot_product|inlined_loop)$", re.MULTILINE)
+    found = [p for p in source.rglob("*.py") if decorator.search(p.read_text(encoding="utf-8"))]
     assert {str(path.relative_to(source)) for path in found} == {*engine._LOOP_FILES}

@@ -8,6 +8,6 @@ compiled_rounds.py run_program.py  runs a program for the runs of a batch; its c
 event_batches.py       compiled loops for gradient tracking in virtual time
 
 A new operation of steps needs a symbol in `tracing` and, if it works on rows, a kind in `program`
-(`_Emitter.compute`) and a loop in `run_program` (`_run_before`, `_run_after`); if it works on one
-number per client, a case in `CoefficientTables._value`.
+(`_Emitter.compute`) and a loop in `run_program` (`_run`); if it works on one number per client, a
+case in `CoefficientTables._value`.
 """

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spodgt.algorithms.base import Algorithm, HasStepSize, LocalSteps, Schedule
+from spodgt.algorithms.base import Algorithm, HasStepSize, LocalSteps, Rate, Schedule
 from spodgt.algorithms.compose.schedules import rate_at
 from spodgt.algorithms.compose.wrapper import Wrapper
 from spodgt.kernels.program import MATRICES, Program
@@ -19,25 +19,7 @@ from spodgt.kernels.tracing import PUSH, ClientValues, Column
 from spodgt.types import Array, Bools, Floats
 
 STEP_SIZE = Column("input", ("step_size",))
-_VARYING_INPUTS = ("step_weight", "computes", "reset_tracker")
-_VARYING_OPERATIONS = ("every", "field", "mix")
 _ARITHMETIC = {"+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide}
-
-
-def _subexpressions(column: Column) -> list[Column]:
-    """The column and all columns that it is computed from."""
-    columns = [column]
-    for argument in column.args:
-        if isinstance(argument, Column):
-            columns += _subexpressions(argument)
-    return columns
-
-
-def _varies(column: Column) -> bool:
-    """Whether a column differs between rounds, apart from its arguments and the step size."""
-    if column.op == "input":
-        return column.args[0] in _VARYING_INPUTS
-    return column.op in _VARYING_OPERATIONS
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,16 +38,11 @@ class CoefficientTables:
     batch: Batch
     algorithm: Algorithm
     program: Program
-    constant: Array | None = None  # coefficients that are the same in all rounds
 
-    def __post_init__(self) -> None:
-        columns: list[Column] = []
-        for column in (*self.program.coefficients, *self.program.narrow.values()):
-            columns += _subexpressions(column)
-        self.rate = self.algorithm.step_size if isinstance(self.algorithm, HasStepSize) else None
-        has_schedule = STEP_SIZE in columns and isinstance(self.rate, Schedule)
-        self.is_constant = not has_schedule and not any(map(_varies, columns))
-        self.dtype: np.dtype[np.floating] = torch.empty(0, dtype=self.batch.p.dtype).numpy().dtype
+    @cached_property
+    def dtype(self) -> np.dtype[np.floating]:
+        """Of the models."""
+        return torch.empty(0, dtype=self.batch.p.dtype).numpy().dtype
 
     def evaluate(
         self, activity: Activity, narrow: Mapping[str, Tensor]
@@ -77,20 +54,15 @@ class CoefficientTables:
             narrow: State fields with one number per client, before these rounds.
 
         Returns:
-            (rounds or 1, coefficients, clients) coefficients; (rounds, masks, clients) masks; the
-            narrow fields after these rounds.
+            (rounds, coefficients, clients) coefficients; (rounds, masks, clients) masks; the narrow
+            fields after these rounds.
         """
         inputs = _Inputs(self._members(activity))
         masks = self._masks(activity, inputs)
-        if self.constant is not None:
-            return self.constant, masks, {}
         if self.program.narrow:
             factors, after = self._round_by_round(activity, inputs, narrow)
             return factors, masks, after
-        factors = self._factors(activity, inputs)
-        if self.is_constant:
-            self.constant = factors
-        return factors, masks, {}
+        return self._factors(activity, inputs), masks, {}
 
     def _masks(self, activity: Activity, inputs: _Inputs) -> Bools:
         """(rounds, masks, clients): the first one is the active clients."""
@@ -101,9 +73,8 @@ class CoefficientTables:
         return np.stack(masks, 1)
 
     def _factors(self, activity: Activity, inputs: _Inputs) -> Array:
-        """(rounds or 1, coefficients, clients)."""
-        rounds = 1 if self.is_constant else len(activity.cost)
-        shape = (rounds, len(self.batch.p))
+        """(rounds, coefficients, clients)."""
+        shape = (len(activity.cost), len(self.batch.p))
         values = [np.broadcast_to(self._value(c, inputs), shape) for c in self.program.coefficients]
         return np.stack(values, 1).astype(self.dtype)
 
@@ -141,22 +112,22 @@ class CoefficientTables:
             "reset_tracker": 0 * ones if roles is None else roles.reset_tracker,
             "k": np.asarray(activity.rounds)[:, None],
         }
-        if self.constant is None and self.rate is not None:
-            members["step_size"] = self._step_sizes(activity)
+        rate = self.algorithm.step_size if isinstance(self.algorithm, HasStepSize) else None
+        if rate is not None:
+            members["step_size"] = self._step_sizes(activity, rate)
         return members
 
-    def _step_sizes(self, activity: Activity) -> Floats:
+    def _step_sizes(self, activity: Activity, rate: Rate) -> Floats:
         """(rounds or 1, clients)."""
-        assert self.rate is not None
-        rates = [self.rate]
-        if isinstance(self.rate, Schedule):
+        rates = [rate]
+        if isinstance(rate, Schedule):
             K = None
             if isinstance(self.algorithm, LocalSteps | Wrapper):
                 K = self.algorithm.local_steps
-            rates = [rate_at(self.rate, k, K) for k in activity.rounds]
+            rates = [rate_at(rate, k, K) for k in activity.rounds]
         rows = []
-        for rate in rates:
-            row = torch.as_tensor(rate, dtype=self.batch.p.dtype).double().reshape(1, -1)
+        for step_sizes in rates:
+            row = torch.as_tensor(step_sizes, dtype=self.batch.p.dtype).double().reshape(1, -1)
             rows.append(np.broadcast_to(row.numpy(), (1, len(self.batch.p))))
         return np.concatenate(rows)
 

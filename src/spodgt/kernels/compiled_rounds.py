@@ -214,7 +214,7 @@ class _Rounds:
     """Inputs of some rounds, for the whole batch."""
 
     first: int  # number of the first round
-    factors: Array  # (rounds or 1, coefficients, clients)
+    factors: Array  # (rounds, coefficients, clients)
     masks: Bools  # (rounds, masks, clients)
     weights: Floats  # (matrices, rounds or 1, links)
     active: Bools  # (1 or 2, rounds, links)

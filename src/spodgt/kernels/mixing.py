@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from spodgt.engine import compiled_loop
+from spodgt.engine import compiled_loop, inlined_loop
 from spodgt.problems.gradients.linear_model import UINT
 
 
@@ -59,7 +59,7 @@ def select_links(pointers, senders, weights, active, diagonal, begins, columns, 
     begins[len(diagonal)] = count
 
 
-@compiled_loop
+@inlined_loop
 def mix_columns(x, source, out, target, begins, senders, entries, size):  # type: ignore[no-untyped-def]
     """Compute out = matrix · x in `size` columns; `select_links` defines the matrix.
 
@@ -90,7 +90,7 @@ def mix_columns(x, source, out, target, begins, senders, entries, size):  # type
             add_two(out, to, x, a, b, entries[m], entries[m + 1], size)
 
 
-@compiled_loop
+@inlined_loop
 def mix_differences(x, source, out, target, begins, senders, entries, size):  # type: ignore[no-untyped-def]
     """Compute out = (matrix - I) · x as sums of entries · (x_j - x_i); arguments as for `mix_columns`.
 
@@ -110,14 +110,14 @@ def mix_differences(x, source, out, target, begins, senders, entries, size):  # 
                 out[to + c] += w * (x[a + c] - x[own + c])
 
 
-@compiled_loop
+@inlined_loop
 def blend_two(target, to, source, a, b, w, v, size):  # type: ignore[no-untyped-def]
     """target = w · a + v · b, of rows at these offsets."""
     for n in range(size):
         target[to + n] = w * source[a + n] + v * source[b + n]
 
 
-@compiled_loop
+@inlined_loop
 def blend_four(target, to, source, a, b, c, d, entries, m, size):  # type: ignore[no-untyped-def]
     """target = the rows a, b, c and d times the entries m to m + 3."""
     w = entries[m]
@@ -130,7 +130,7 @@ def blend_four(target, to, source, a, b, c, d, entries, m, size):  # type: ignor
         )
 
 
-@compiled_loop
+@inlined_loop
 def add_two(target, to, source, a, b, w, v, size):  # type: ignore[no-untyped-def]
     """target += w · a + v · b"""
     for n in range(size):

@@ -27,7 +27,7 @@ from spodgt.kernels.tracing import (
     TracedRound,
     to_node,
 )
-from spodgt.types import Ints
+from spodgt.types import Array, Ints
 
 SUM = 0  # kinds of operations
 MIX = 1
@@ -50,21 +50,12 @@ class Operation(NamedTuple):
     side: int = 0
 
 
-# Columns of a table of operations. (A NamedTuple of arrays is slower: loops pass it by value.)
-KIND = Operation._fields.index("kind")
-TARGET = Operation._fields.index("target")
-GUARD = Operation._fields.index("guard")
-SOURCE = Operation._fields.index("source")
-MATRIX = Operation._fields.index("matrix")
-FIRST = Operation._fields.index("first")
-END = Operation._fields.index("end")
-MASK = Operation._fields.index("mask")
-SIDE = Operation._fields.index("side")
+OPERATION = np.dtype([(name, np.int64) for name in Operation._fields])
 
 
-def _table(operations: list[Operation]) -> Ints:
-    """(operations, fields)."""
-    return np.array(operations, np.int64).reshape(-1, len(Operation._fields))
+def _table(operations: list[Operation]) -> Array:
+    """(operations,) of type `OPERATION`."""
+    return np.array(operations, OPERATION)
 
 
 @dataclass(eq=False)
@@ -81,8 +72,8 @@ class Program:
     blocks: int = 0  # registers with a block of columns of all clients
     rows: int = 1  # registers with the row of one client; the first is the gradient
     gradient_at: int = 0  # register of the models at which gradients are taken
-    before: Ints = field(default_factory=lambda: _table([]))  # operations before the gradient
-    after: Ints = field(default_factory=lambda: _table([]))  # and after it
+    before: Array = field(default_factory=lambda: _table([]))  # operations before the gradient
+    after: Array = field(default_factory=lambda: _table([]))  # and after it
     terms: Ints = field(default_factory=lambda: np.zeros((0, 2), np.int64))  # register, coefficient
     coefficients: list[Column] = field(default_factory=list)
     masks: list[Column] = field(default_factory=lambda: [TracedRound.computes])

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spodgt.engine import compiled_loop
+from spodgt.engine import compiled_loop, inlined_loop
 from spodgt.kernels.mixing import (
     blend_two,
     fill_diagonal,
@@ -18,21 +18,7 @@ from spodgt.kernels.mixing import (
     mix_differences,
     select_links,
 )
-from spodgt.kernels.program import (
-    END,
-    FIRST,
-    GUARD,
-    KIND,
-    MASK,
-    MATRICES,
-    MATRIX,
-    MIX,
-    NO_MASK,
-    SIDE,
-    SOURCE,
-    SUM,
-    TARGET,
-)
+from spodgt.kernels.program import MATRICES, MIX, NO_MASK, SUM
 from spodgt.kernels.tracing import PUSH
 from spodgt.problems.gradients.linear_model import (
     UINT,
@@ -47,8 +33,8 @@ from spodgt.types import Array, Bools, Floats, Ints, Words
 class Operations(NamedTuple):
     """The program of a round, as loops read it; see `program.Program`."""
 
-    before: Ints  # (operations, fields of `Operation`)
-    after: Ints
+    before: Array  # (operations,) of type `OPERATION`
+    after: Array
     terms: Ints  # (terms, 2)
     uses_matrix: Bools  # (matrices,) mixing matrices of rows
     gradient_at: int  # register
@@ -61,7 +47,7 @@ class Operations(NamedTuple):
 class Coefficients(NamedTuple):
     """Coefficients and masks of some rounds, for the clients of a run."""
 
-    factors: Array  # (rounds or 1, coefficients, clients)
+    factors: Array  # (rounds, coefficients, clients)
     masks: Bools  # (rounds, masks, clients): the first one is the active clients
     any_masks: Bools  # (rounds, masks): whether a mask holds for any client
 
@@ -86,25 +72,17 @@ class Draws(NamedTuple):
     first_round: int
 
 
-class Registers(NamedTuple):
-    """Memory layout: register r, client i, column c is at starts[r] + i · strides[r] + c · shifts[r]."""
-
-    starts: Words
-    strides: Words
-    shifts: Words  # 1: all columns are stored; 0: the current block of columns
-
-    @classmethod
-    def create(cls, layout: list[tuple[int, int, int]]) -> Registers:
-        """From (start, stride, shift) of each register."""
-        return cls(*np.ascontiguousarray(np.array(layout, np.uint64).reshape(-1, 3).T))
-
-
 class RunMemory(NamedTuple):
-    """Memory of a run."""
+    """Memory of a run.
+
+    Column c of client i in register r is numbers[start + i · stride + c · shift], where start, stride
+    and shift are row r of `before` or `after`. The shift is 1 if all columns are stored, and 0 if
+    only the current block of columns is.
+    """
 
     numbers: Array  # all registers
-    before: Registers  # before the gradient
-    after: Registers  # after it
+    before: Words  # (registers, 3) before the gradient
+    after: Words  # (registers, 3) after it
     diagonal: Floats  # (clients,) of a mixing matrix
     begins: Ints  # (matrices, clients + 1) mixing matrices of a round, see `mixing.select_links`
     senders: Ints  # (matrices, entries)
@@ -136,8 +114,8 @@ class RunMemory(NamedTuple):
         entries = links + 2 * clients
         return RunMemory(
             numbers=aligned_zeros(size, dtype),
-            before=Registers.create(lasting + blocks),
-            after=Registers.create(lasting + rows),
+            before=np.array(lasting + blocks, np.uint64),
+            after=np.array(lasting + rows, np.uint64),
             diagonal=np.empty(clients),
             begins=np.empty((len(MATRICES), clients + 1), np.int64),
             senders=np.empty((len(MATRICES), entries), np.int64),
@@ -165,16 +143,21 @@ def advance_run(  # type: ignore[no-untyped-def]
         scratch: A `Scratch`.
     """
     numbers = memory.numbers
-    clients = len(draws.keys)
-    width = data.classes * stride
+    clients = UINT(len(draws.keys))
+    width = UINT(data.classes * stride)
+    columns = UINT(operations.columns)
+    gradient = numbers[memory.after[operations.lasting, 0] :]
     _copy_fields(fields, starts, numbers, clients, data, stride, False)
     for r in range(len(coefficients.masks)):
         _fill_matrices(memory, r, operations, links)
-        _run_before(memory, r, width, operations, coefficients)
+        masks = coefficients.masks[r]
+        values = operations.terms, coefficients.factors[r], masks, coefficients.any_masks[r]
+        for left in range(UINT(0), width, columns):
+            block = left, min(columns, width - left)
+            _run(operations.before, values, memory, memory.before, (UINT(0), clients), block)
         for i in range(clients):
-            if coefficients.masks[r, 0, i]:
-                model = memory.after.starts[operations.gradient_at] + UINT(i) * UINT(width)
-                gradient = memory.after.starts[operations.lasting]
+            if masks[0, i]:
+                model = memory.after[operations.gradient_at, 0] + i * width
                 draw = (
                     draws.rows[i],
                     draws.keys[i],
@@ -183,10 +166,9 @@ def advance_run(  # type: ignore[no-untyped-def]
                     draws.batch_sizes[i],
                     draws.chunks[i],
                 )
-                minibatch_gradient(
-                    numbers, model, numbers[gradient:], data, UINT(stride), draw, scratch
-                )
-            _run_after(memory, r, i, width, operations, coefficients)
+                minibatch_gradient(numbers, model, gradient, data, UINT(stride), draw, scratch)
+            row = UINT(0), width
+            _run(operations.after, values, memory, memory.after, (i, i + UINT(1)), row)
     _copy_fields(fields, starts, numbers, clients, data, stride, True)
 
 
@@ -194,10 +176,11 @@ def advance_run(  # type: ignore[no-untyped-def]
 def _copy_fields(fields, starts, numbers, clients, data, stride, back):  # type: ignore[no-untyped-def]
     """Copy the fields of a run into its registers, or `back`."""
     parameters = data.classes * data.inputs.shape[1] + (data.classes if data.bias else 0)
-    for f in range(len(starts)):
+    width = UINT(data.classes * stride)
+    for f in range(UINT(len(starts))):
         for i in range(clients):
-            at = UINT(starts[f] + i * parameters)
-            to = UINT((f * clients + i) * data.classes * stride)
+            at = UINT(starts[f]) + i * UINT(parameters)
+            to = (f * clients + i) * width
             copy_padded(fields, at, numbers, to, data, UINT(stride), back)
 
 
@@ -223,112 +206,85 @@ def _fill_matrices(memory, r, operations, links):  # type: ignore[no-untyped-def
 
 
 @compiled_loop
-def _run_before(memory, r, width, operations, coefficients):  # type: ignore[no-untyped-def]
-    """Run the operations of round r before the gradient, one block of columns after the other."""
-    table = operations.before
-    factors = coefficients.factors[min(r, len(coefficients.factors) - 1)]
-    masks = coefficients.masks[r]
-    for left in range(0, width, operations.columns):
-        size = UINT(min(operations.columns, width - left))
-        for n in range(len(table)):
-            guard = table[n, GUARD]
-            if guard != NO_MASK and not coefficients.any_masks[r, guard]:
-                continue
-            if table[n, KIND] != SUM:
-                _mix(memory, table, n, UINT(left), size)
-                continue
-            for i in range(len(memory.diagonal)):
-                _combine(
-                    memory.numbers,
-                    memory.before,
-                    table,
-                    n,
-                    operations.terms,
-                    factors,
-                    masks,
-                    i,
-                    UINT(left),
-                    size,
-                )
+def _run(table, values, memory, registers, clients, block):  # type: ignore[no-untyped-def]
+    """Run the operations of a table.
+
+    Args:
+        table: Operations before or after the gradient.
+        values: Terms, coefficients, masks, and whether a mask holds for any client.
+        memory: A `RunMemory`.
+        registers: Those of the memory before or after the gradient.
+        clients: (first client, end), unsigned.
+        block: (first column, number of columns), unsigned.
+    """
+    terms, factors, masks, any_masks = values
+    for n in range(len(table)):
+        operation = table[n]
+        if operation.guard != NO_MASK and not any_masks[operation.guard]:
+            continue
+        if operation.kind == SUM:
+            _sum(memory.numbers, registers, operation, terms, factors, masks, clients, block)
+        else:
+            _mix(memory, registers, operation, block)
 
 
-@compiled_loop
-def _mix(memory, table, n, left, size):  # type: ignore[no-untyped-def]
-    """Run the mixing operation n in `size` columns from `left` on."""
+@inlined_loop
+def _mix(memory, registers, operation, block):  # type: ignore[no-untyped-def]
+    """Run a mixing operation."""
+    left, size = block
     numbers = memory.numbers
-    registers = memory.before
-    s = table[n, SOURCE]
-    t = table[n, TARGET]
-    source = registers.starts[s] + left * registers.shifts[s], registers.strides[s]
-    target = registers.starts[t] + left * registers.shifts[t], registers.strides[t]
-    begins = memory.begins[table[n, MATRIX]]
-    senders = memory.senders[table[n, MATRIX]]
-    entries = memory.entries[table[n, MATRIX]]
-    if table[n, KIND] == MIX:
+    s = operation.source
+    t = operation.target
+    source = registers[s, 0] + left * registers[s, 2], registers[s, 1]
+    target = registers[t, 0] + left * registers[t, 2], registers[t, 1]
+    begins = memory.begins[operation.matrix]
+    senders = memory.senders[operation.matrix]
+    entries = memory.entries[operation.matrix]
+    if operation.kind == MIX:
         mix_columns(numbers, source, numbers, target, begins, senders, entries, size)
     else:
         mix_differences(numbers, source, numbers, target, begins, senders, entries, size)
 
 
-@compiled_loop
-def _run_after(memory, r, i, width, operations, coefficients):  # type: ignore[no-untyped-def]
-    """Run the operations of round r after the gradient, for client i."""
-    factors = coefficients.factors[min(r, len(coefficients.factors) - 1)]
-    masks = coefficients.masks[r]
-    table = operations.after
-    for n in range(len(table)):
-        _combine(
-            memory.numbers,
-            memory.after,
-            table,
-            n,
-            operations.terms,
-            factors,
-            masks,
-            i,
-            UINT(0),
-            UINT(width),
-        )
-
-
-@compiled_loop
-def _address(registers, register, i, left):  # type: ignore[no-untyped-def]
-    """Where the columns from `left` on of client i begin."""
-    start = registers.starts[register] + UINT(i) * registers.strides[register]
-    return start + left * registers.shifts[register]
-
-
-@compiled_loop
-def _combine(numbers, registers, table, n, terms, factors, masks, i, left, size):  # type: ignore[no-untyped-def]
-    """Run the sum n of a table for client i, in `size` columns from `left` on.
+@inlined_loop
+def _sum(numbers, registers, operation, terms, factors, masks, clients, block):  # type: ignore[no-untyped-def]
+    """Run a sum: target = Σ coefficient · register, for the clients that its mask selects.
 
     If the target is one of its own terms, it is the first one (`program` sorts them).
     """
-    mask = table[n, MASK]
-    if mask != NO_MASK and masks[mask, i] != (table[n, SIDE] == 1):
-        return
-    to = _address(registers, table[n, TARGET], i, left)
-    first = table[n, FIRST]
-    end = table[n, END]
-    if end == first:
-        for c in range(size):
-            numbers[to + c] = 0
-        return
-    a = _address(registers, terms[first, 0], i, left)
-    w = factors[terms[first, 1], i]
-    if end == first + 1:
-        for c in range(size):
-            numbers[to + c] = w * numbers[a + c]
-        return
-    b = _address(registers, terms[first + 1, 0], i, left)
-    v = factors[terms[first + 1, 1], i]
-    if a == to:  # a separate loop: the compiler does not vectorize two names for the same memory
-        for c in range(size):
-            numbers[to + c] = w * numbers[to + c] + v * numbers[b + c]
-    else:
-        blend_two(numbers, to, numbers, a, b, w, v, size)
-    for m in range(first + 2, end):
-        a = _address(registers, terms[m, 0], i, left)
-        w = factors[terms[m, 1], i]
-        for c in range(size):
-            numbers[to + c] += w * numbers[a + c]
+    left, size = block
+    first = operation.first
+    end = operation.end
+    for i in range(clients[0], clients[1]):
+        if operation.mask != NO_MASK and masks[operation.mask, i] != (operation.side == 1):
+            continue
+        to = _address(registers, operation.target, i, left)
+        if end == first:
+            for c in range(size):
+                numbers[to + c] = 0
+            continue
+        a = _address(registers, terms[first, 0], i, left)
+        w = factors[terms[first, 1], i]
+        if end == first + 1:
+            for c in range(size):
+                numbers[to + c] = w * numbers[a + c]
+            continue
+        b = _address(registers, terms[first + 1, 0], i, left)
+        v = factors[terms[first + 1, 1], i]
+        if a == to:  # of its own: the compiler does not vectorize two names for the same memory
+            for c in range(size):
+                numbers[to + c] = w * numbers[to + c] + v * numbers[b + c]
+        else:
+            blend_two(numbers, to, numbers, a, b, w, v, size)
+        for m in range(first + 2, end):
+            a = _address(registers, terms[m, 0], i, left)
+            w = factors[terms[m, 1], i]
+            for c in range(size):
+                numbers[to + c] += w * numbers[a + c]
+
+
+@inlined_loop
+def _address(registers, register, i, left):  # type: ignore[no-untyped-def]
+    """Where the columns from `left` on of client i begin."""
+    start = registers[register, 0] + i * registers[register, 1]
+    return start + left * registers[register, 2]

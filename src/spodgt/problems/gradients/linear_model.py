@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spodgt.engine import compiled_dot_product, compiled_loop
+from spodgt.engine import compiled_dot_product, compiled_loop, inlined_loop
 from spodgt.problems.protocols import LinearData
 from spodgt.random_draws import draw_without_replacement
 from spodgt.types import Array, Ints
@@ -170,7 +170,7 @@ def _fill_tile(tile, size, inputs, features, samples, first, scale, bias):  # ty
         tile[n] = 0
 
 
-@compiled_loop
+@compiled_dot_product
 def _add_scores(model, at, stride, tile, size, scores, classes, columns):  # type: ignore[no-untyped-def]
     """scores (classes, columns) += model · samples, for the chunk of numbers in `tile`."""
     for c in range(UINT(0), classes, UINT(2)):
@@ -191,7 +191,7 @@ def _add_scores(model, at, stride, tile, size, scores, classes, columns):  # typ
                 scores[to + UINT(3)] += sums[7]
 
 
-@compiled_dot_product
+@inlined_loop
 def _dot_products(model, c, d, tile, s, size):  # type: ignore[no-untyped-def]
     """Products of the two classes at c and d with the four samples from s on."""
     t = s + size
@@ -210,7 +210,7 @@ def _dot_products(model, c, d, tile, s, size):  # type: ignore[no-untyped-def]
     return cs, ct, cu, cv, ds, dt, du, dv
 
 
-@compiled_loop
+@inlined_loop
 def _add_samples(gradient, at, tile, s, slopes, w, size):  # type: ignore[no-untyped-def]
     """gradient += Σ slopes · samples, for the eight samples from s on; the first eight set it."""
     t = s + size
