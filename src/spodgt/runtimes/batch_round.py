@@ -35,7 +35,6 @@ _MODEL_MATRIX = {  # the matrix that mixes models, by `Traits.mixing`
 class Mixer(Protocol):
     """Multiplies the rows of a round by mixing matrices of the active links."""
 
-    def start_gradients(self, x: Tensor) -> None: ...  # before the gradients at x are computed
     def mix(
         self, x: Tensor, matrix: MixingMatrix, active: Bools, codec: Codec | None = None
     ) -> Tensor: ...
@@ -148,7 +147,6 @@ class BatchRound(OldRoundNames):
     # --- gradients -------------------------------------------------------------------------------
     def grad(self, x: Tensor) -> Tensor:
         held = self.held
-        self.mixer.start_gradients(x)
         here = self.active_clients[held.clients]
         self.links.tally.gradients[held.tally_index.clients] += here
         clients = held.clients[here]

@@ -153,8 +153,7 @@ class Executor:
             stride = STRIDE if start.world.communicator.size == 1 else SYNCHRONIZATION_STRIDE
             if self.settings.keep_states:
                 stride = 1
-            end = run_rounds(start, self.settings.stop, self.settings.schedule, observer, stride)
-            end.world.close()
+            run_rounds(start, self.settings.stop, self.settings.schedule, observer, stride)
         try:
             self.comparison.states |= observer.close()
         except BaseException:  # of a callback, at the last evaluations
