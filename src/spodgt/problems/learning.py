@@ -300,10 +300,6 @@ class Learning(
         """The same problem with mini-batches of another size; `batch_size` as for `Learning`."""
         return self._with(replace(self.data, batch_size=batch_size))
 
-    def with_autocast(self) -> Learning:
-        """The same problem with forward passes of gradients in bfloat16, by `torch.autocast`."""
-        return self._with(self.data, self.model.with_autocast())
-
     def with_client_indices(self, client_indices: ClientIndices) -> Learning:
         """The same problem with other clients, whose samples are `client_indices` for every seed."""
         scales = self.data.fixed_scales
@@ -456,8 +452,6 @@ class Learning(
         }
         if self.private:
             settings["personal_step_size"] = self.model.options.personal_step_size
-        if self.model.objective.autocast:
-            settings["autocast"] = "bf16"
         if data.test_samples is not None:
             settings["test_samples"] = data.test_samples
         if data.holdout is not None:
