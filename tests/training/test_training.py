@@ -245,9 +245,9 @@ def test_one_run_of_a_batch_diverges_and_the_others_go_on(tmp_path: Path) -> Non
     kept = result.frame[result.frame["seed"] == 2].reset_index(drop=True)
     np.testing.assert_allclose(kept["loss"], alone["loss"], rtol=1e-5)
     result.plot(tmp_path / "loss.png", "loss")
-    _, found = statistics.bands(result.frame, "loss", "round")
-    assert np.isnan(found["spod-gt"].mean[-1])
-    assert np.isfinite(found["spod-gt"].mean[0])
+    _, band = statistics.lines(result.frame, "loss", "round")["spod-gt"]
+    assert np.isnan(band.mean[-1])
+    assert np.isfinite(band.mean[0])
 
 
 def test_a_trace_ends_the_run() -> None:
