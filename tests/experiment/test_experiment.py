@@ -440,7 +440,7 @@ def test_experiment_warns_of_deprecated_names() -> None:
         assert experiment.rounds is experiment.max_rounds
 
 
-@pytest.mark.parametrize("name", ["portable", "sources", "code_files"])
+@pytest.mark.parametrize("name", ["portable", "sources"])
 def test_experiment_warns_of_properties_that_are_functions(name: str) -> None:
     experiment = Experiment(problem=RandomQuadratic(3))
     with pytest.warns(DeprecationWarning, match=rf"Experiment\.{name} is .*spodgt\.experiment\."):

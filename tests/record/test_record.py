@@ -178,20 +178,7 @@ def test_participation_is_counted_in_rounds(result: spodgt.Result) -> None:
     np.testing.assert_allclose(one.links * 30, rows.loc[rows["kind"] == "link", "messages"])
 
 
-def test_a_run_of_before_there_was_a_table_of_clients_is_read(
-    result: spodgt.Result, tmp_path: Path
-) -> None:
-    result.write(tmp_path)
-    (tmp_path / "clients.parquet").unlink()
-    facts = json.loads((tmp_path / "summary.json").read_text())
-    del facts["scores"]
-    (tmp_path / "summary.json").write_text(json.dumps(facts))
-    again = Record.read(tmp_path)
-    assert again.clients.empty
-    assert again.frame.equals(result.frame)
-
-
-@pytest.mark.parametrize("file", ["metrics", "participation", "networks"])
+@pytest.mark.parametrize("file", ["metrics", "participation", "networks", "clients"])
 def test_a_table_of_something_else_is_one_sentence(
     result: spodgt.Result, tmp_path: Path, file: str
 ) -> None:

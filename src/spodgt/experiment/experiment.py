@@ -241,7 +241,6 @@ class Experiment:
     check = MovedMethod("spodgt.experiment.checks.check_files")
     portable = MovedProperty("spodgt.experiment.checks.is_portable")
     sources = MovedProperty("spodgt.experiment.user_code.code_checksums")
-    code_files = MovedProperty("spodgt.experiment.user_code.code_files")
     beside = RenamedAttribute("resolve_relative_to")
     rounds = RenamedAttribute("max_rounds")
     undivided = RenamedAttribute("base_problem")

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from spodgt._util.deprecation import warn_renamed
+from spodgt._util.deprecation import RenamedAttribute
 from spodgt._util.text import html_table
 from spodgt.errors import InvalidInput
 from spodgt.problems.data import Dataset, Partition
@@ -517,18 +517,6 @@ class Learning(
         self.model.check_columns(x)
         return self.evaluator.evaluate(self.model, self.data, x, rows)
 
-    # --- deprecated names, removed in the next release -------------------------------------------
-    @property
-    def holdings(self) -> ClientIndices:
-        """Deprecated: `client_indices`."""
-        warn_renamed("Learning.holdings", "Learning.client_indices")
-        return self.client_indices
-
-    def with_holdings(self, holdings: ClientIndices) -> Learning:
-        """Deprecated: `with_client_indices`.
-
-        Args:
-            holdings: samples of each client.
-        """
-        warn_renamed("Learning.with_holdings", "Learning.with_client_indices")
-        return self.with_client_indices(holdings)
+    # Deprecated names, removed in the next release.
+    holdings = RenamedAttribute("client_indices")
+    with_holdings = RenamedAttribute("with_client_indices")
