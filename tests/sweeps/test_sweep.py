@@ -313,15 +313,14 @@ def test_fresh_forgets_nothing_before_everything_is_checked(
     sweep.run(spec, tmp_path / "out", workers=1)
     cells = sorted((tmp_path / "out" / "cells").iterdir())
     before = [stamps(cell) for cell in cells]
-    later = time.time() + 1
     with pytest.raises(InvalidInput, match="--backend='nope' is not known"):
-        sweep.run(spec, tmp_path / "out", backend="nope", rerun_before=later)
+        sweep.run(spec, tmp_path / "out", backend="nope", kept_cells=[])
     with sweep.exclusive(tmp_path / "out"), pytest.raises(InvalidInput, match="is in use"):
-        sweep.run(spec, tmp_path / "out", workers=1, rerun_before=later)
+        sweep.run(spec, tmp_path / "out", workers=1, kept_cells=[])
     assert [stamps(cell) for cell in cells] == before
-    sweep.run(spec, tmp_path / "out", workers=1, rerun_before=1.0)  # all were begun after that
+    sweep.run(spec, tmp_path / "out", workers=1, kept_cells=cells)
     assert [stamps(cell) for cell in cells] == before
-    done = sweep.run(spec, tmp_path / "out", workers=1, rerun_before=later)
+    done = sweep.run(spec, tmp_path / "out", workers=1, kept_cells=[])
     assert done.complete
     assert all(stamps(cell) != old for cell, old in zip(cells, before, strict=True))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -163,7 +162,8 @@ class _SweepRunner:
         self.as_json = as_json
         self.quiet = as_json or options.quiet
         # With --fresh, cells of earlier commands are run again, but not those of this command.
-        self.rerun_before = None if options.resume else time.time()
+        self.cells_of_this_command: set[Path] = set()
+        self.fresh = not options.resume
         self.records: dict[Path, SweepRecord] = {}
 
     def run(self, spec: Spec, folder: Path, cells_folder: Path | None = None) -> None:
@@ -181,13 +181,14 @@ class _SweepRunner:
                     spec,
                     folder,
                     cells_folder=cells_folder,
-                    rerun_before=self.rerun_before,
+                    kept_cells=self.cells_of_this_command if self.fresh else None,
                     on_event=display.show if display else None,
                     **self.arguments,
                 )
         except KeyboardInterrupt:
             exit_interrupted(folder)
         self.records[folder] = record
+        self.cells_of_this_command.update(cell.folder for cell in record.cells)
         if cells_folder is None:
             _mention_other_cells(record, folder / "cells")
         reports.write(folder)

@@ -10,12 +10,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import re
 import shutil
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,14 +47,6 @@ class Cell:
     @property
     def complete(self) -> bool:
         return is_complete(self.folder)
-
-    @property
-    def start_time(self) -> float:
-        """Time of its first start, in seconds since 1970; infinity if it was never started."""
-        try:
-            return (self.folder / "config.toml").stat().st_mtime
-        except OSError:
-            return math.inf
 
     @property
     def weight(self) -> float:
@@ -129,7 +120,7 @@ def run(
     workers: int | None = None,
     backend: str = "local",
     save_every: float = 60.0,
-    rerun_before: float | None = None,
+    kept_cells: Collection[Path] | None = None,
     on_event: OnEvent | None = None,
 ) -> SweepRecord:
     """Run the cells that are not finished, and write the results of all finished cells.
@@ -145,7 +136,7 @@ def run(
             in it, one after the other; `workers` are then processes of each cell.
         backend: Where cells run: "local", "ray" or another key of `BACKENDS`.
         save_every: Seconds between checkpoints of a cell.
-        rerun_before: Cells that were started before this time, in seconds since 1970, run again.
+        kept_cells: Folders of cells that are kept; all other cells run again. None: all are kept.
         on_event: Called with the progress and the outcome of every cell.
 
     Returns:
@@ -160,7 +151,9 @@ def run(
         workers = spec.experiment.run.workers
     folder = Path(out)
     cells = plan(spec, folder, None if cells_folder is None else Path(cells_folder))
-    outdated = _cells_started_before(cells, rerun_before)
+    outdated = []
+    if kept_cells is not None:
+        outdated = [cell for cell in cells if cell.folder not in kept_cells]
     pending = [cell for cell in cells if cell in outdated or not cell.complete]
     pending.sort(key=lambda cell: cell.weight, reverse=True)
     if pending:
@@ -194,12 +187,6 @@ class _FailureCollector:
             self.errors[event.name] = event.error
         if self.on_event is not None:
             self.on_event(event)
-
-
-def _cells_started_before(cells: list[Cell], time: float | None) -> list[Cell]:
-    if time is None:
-        return []
-    return [cell for cell in cells if cell.start_time < time]
 
 
 def _create_executor(

@@ -7,6 +7,7 @@ training samples that the short runs do not train on. Test data have no influenc
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -187,6 +188,7 @@ def tune_experiment(
     out: str | Path,
     search: Search = Search(),  # noqa: B008 (frozen)
     *,
+    fresh: bool = False,
     workers: int | None = None,
     backend: str = "local",
     save_every: float = 60.0,
@@ -198,6 +200,7 @@ def tune_experiment(
         experiment: The experiment for which the methods are tuned.
         out: The folder for short runs and results.
         search: Candidates and seeds.
+        fresh: Delete the short runs of earlier searches in the folder first.
         workers: Number of short runs in parallel. Default: one per core.
         backend: Where they run: "local" or "ray".
         save_every: Seconds between checkpoints of a short run.
@@ -211,6 +214,8 @@ def tune_experiment(
     refuse_other_kind(folder, SEARCH)
     searches = _start_searches(experiment, search)
     with exclusive(folder), sigterm_as_interrupt():
+        if fresh:
+            shutil.rmtree(folder / "cells", ignore_errors=True)
         experiments: dict[str, Experiment] = {}
         pool: JobExecutor = Inline(experiments)
         if is_portable(experiment):
