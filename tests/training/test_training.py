@@ -330,10 +330,6 @@ def test_empty_result_has_its_columns() -> None:
     [
         ({"out": 5}, "out must be the path of a folder, got 5; use out='runs/mine'."),
         ({"out": "\0"}, "out must be the path of a folder, got '\\x00'; use out='runs/mine'."),
-        (
-            {"keep_states": "yes"},
-            "keep_states must be True or False, got 'yes'; use keep_states=True.",
-        ),
         ({"callbacks": 5}, "callbacks must be a list of functions, got 5; use callbacks=[print]."),
         (
             {"callbacks": [5]},
@@ -345,7 +341,7 @@ def test_empty_result_has_its_columns() -> None:
             "use spodgt.problems.fashion_mnist_svm().",
         ),
     ],
-    ids=["number", "zero byte", "flag", "no list", "no function", "class"],
+    ids=["number", "zero byte", "no list", "no function", "class"],
 )
 def test_bad_arguments_are_one_sentence(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InvalidInput) as caught:

@@ -111,8 +111,7 @@ class Executor:
         folder = self.files.folder
         if folder is not None:
             resume = resume or self.runtime.restarted
-            disk_space = self.files.disk_space(self.settings.dtype)
-            stack.enter_context(folder.opened(config_text, disk_space, resume=resume))
+            stack.enter_context(folder.opened(config_text, resume=resume))
             if self.files.restore(folder, self.settings.stop):
                 write(folder.path / "config.toml", config_text().encode())
         schedule = dataclasses.asdict(comparison.schedule)
