@@ -58,9 +58,9 @@ PERSONIFIED = frozenset(
 )
 
 CEILINGS = {
-    "tuple assignments, % of assignments": 0.3,
-    "comprehensions per 1,000 code lines": 24.8,
-    "conditional expressions per 1,000 code lines": 15.0,
+    "tuple assignments, % of assignments": 0.2,
+    "comprehensions per 1,000 code lines": 24.0,
+    "conditional expressions per 1,000 code lines": 14.5,
     "assignment expressions per 1,000 code lines": 0.1,
     "lines over 100 characters, %": 0.5,
     "personified words per 1,000 words of prose": 0.7,
