@@ -16,6 +16,7 @@ from spodgt.errors import InvalidData
 
 Kind = Literal["images", "texts"]
 
+MAX_FILE_BYTES = 64 << 20  # no file of these data sets is larger when unpacked
 IDX_FILES = tuple(
     f"{split}-{kind}-ubyte"
     for split in ("train", "t10k")

@@ -34,12 +34,12 @@ from spodgt.problems.data.catalog import (
     CIFAR_CLASSES,
     CIFAR_FILES,
     CIFAR_NAMES,
+    MAX_FILE_BYTES,
     Entry,
     find_entry,
 )
 from spodgt.problems.data.file_errors import FileContentError, file_error, file_errors, require
 from spodgt.problems.data.image_formats import Bytes, check_labels
-from spodgt.problems.data.packages import MAX_FILE_BYTES
 
 # Called with the file, the bytes so far, and the bytes in all where known.
 Progress = Callable[[str, int, int | None], None]
