@@ -149,8 +149,7 @@ class _SweepRunner:
         self.as_json = as_json
         self.quiet = as_json or options.quiet
         # With --fresh, cells of earlier commands are run again, but not those of this command.
-        self.cells_of_this_command: set[Path] = set()
-        self.fresh = not options.resume
+        self.kept_cells: set[Path] | None = None if options.resume else set()
         self.records: dict[Path, SweepRecord] = {}
 
     def run(self, spec: Spec, folder: Path, cells_folder: Path | None = None) -> None:
@@ -168,14 +167,15 @@ class _SweepRunner:
                     spec,
                     folder,
                     cells_folder=cells_folder,
-                    kept_cells=self.cells_of_this_command if self.fresh else None,
+                    kept_cells=self.kept_cells,
                     on_event=display.show if display else None,
                     **self.arguments,
                 )
         except KeyboardInterrupt:
             exit_interrupted(folder)
         self.records[folder] = record
-        self.cells_of_this_command.update(cell.folder for cell in record.cells)
+        if self.kept_cells is not None:
+            self.kept_cells.update(cell.folder for cell in record.cells)
         if cells_folder is None:
             _mention_other_cells(record, folder / "cells")
         reports.write(folder)

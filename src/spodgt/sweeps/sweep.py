@@ -147,9 +147,7 @@ def run(
         workers = spec.experiment.run.workers
     folder = Path(out)
     cells = plan(spec, folder, None if cells_folder is None else Path(cells_folder))
-    outdated = []
-    if kept_cells is not None:
-        outdated = [cell for cell in cells if cell.folder not in kept_cells]
+    outdated = _outdated(cells, kept_cells)
     pending = [cell for cell in cells if cell in outdated or not cell.complete]
     pending.sort(key=lambda cell: cell.weight, reverse=True)
     if pending:
@@ -183,6 +181,13 @@ class _FailureCollector:
             self.errors[event.name] = event.error
         if self.on_event is not None:
             self.on_event(event)
+
+
+def _outdated(cells: list[Cell], kept_cells: Collection[Path] | None) -> list[Cell]:
+    """The cells that run again although they may be finished."""
+    if kept_cells is None:
+        return []
+    return [cell for cell in cells if cell.folder not in kept_cells]
 
 
 def _assign_jobs(
