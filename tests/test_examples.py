@@ -20,13 +20,19 @@ def run(tmp_path: Path) -> Run:
     return lambda name: run_in(tmp_path, name)
 
 
-def run_in(folder: Path, name: str) -> dict[str, float]:
-    """What the script's `main` returns; it draws, too."""
+def script(name: str) -> Any:
+    """The script as a module."""
     spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def run_in(folder: Path, name: str) -> dict[str, float]:
+    """What the script's `main` returns; it draws, too."""
+    module = script(name)
     found: dict[str, float] = module.main(small=True, picture=str(folder / "picture.png"))
     assert (folder / "picture.png").stat().st_size > 1000
     return found

@@ -194,6 +194,30 @@ def check_choice(key: str, value: object, allowed: Iterable[object], owner: str)
         )
 
 
+def check_count(
+    name: str, value: object, example: object, *, least: int = 1, alternative: str = ""
+) -> int:
+    """Check an argument that is a whole number, such as a number of clients.
+
+    Args:
+        name: The argument.
+        value: Its value.
+        example: A valid value, for the error.
+        least: The smallest number that is accepted.
+        alternative: What the caller accepts, too, such as " or None".
+
+    Raises:
+        InvalidInput: The value is no whole number, or below `least`.
+    """
+    is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not is_whole or value < least:  # type: ignore[operator]
+        raise InvalidInput(
+            f"{name} must be a whole number of at least {least}{alternative}, got {value!r}; "
+            f"use {example}."
+        )
+    return int(value)  # type: ignore[call-overload, no-any-return]
+
+
 def reject_unknown_keys(table: Mapping[str, object], allowed: Iterable[str], where: str) -> None:
     """Raise `InvalidConfig` if a table has a key that is not allowed."""
     allowed = list(allowed)

@@ -37,7 +37,7 @@ def test_traits_accept_and_return_old_names(old_name: str) -> None:
             **{old_name: value},  # type: ignore[arg-type]
         )
     assert getattr(traits, new_name) == new_value
-    with pytest.warns(DeprecationWarning, match=rf"Traits\.{old_name} .* use {new_name}"):
+    with pytest.warns(DeprecationWarning, match=rf"Traits\.{old_name} .* use Traits\.{new_name}"):
         assert getattr(traits, old_name) == new_value
 
 
@@ -63,7 +63,7 @@ def test_hooks_with_old_names_are_called() -> None:
     assert Old().adapt_availability(availability, network) is availability
     assert Old().with_mixing_weights(network) is network
     assert Old.traits.compiled == "linear"  # its step is inherited
-    with pytest.warns(DeprecationWarning, match="use adapt_availability"):
+    with pytest.warns(DeprecationWarning, match=r"use SGD\.adapt_availability"):
         used = method("sgd").uses(availability, network)  # type: ignore[attr-defined]
     assert not used.links(range(1, 3)).used.any()
 
@@ -75,7 +75,7 @@ def test_rounds_have_old_members(old_name: str) -> None:
 
     round = PeerRound(1, True, Member(2, 3, 0.5, 0.25), gradient, torch.empty(1, 0), {}, {})
     new_name = ROUND_MEMBERS[old_name]
-    with pytest.warns(DeprecationWarning, match=f"use {new_name}"):
+    with pytest.warns(DeprecationWarning, match=rf"use PeerRound\.{new_name}"):
         old = getattr(round, old_name)
     assert old is getattr(round, new_name)
     with pytest.raises(AttributeError, match="nothing"):

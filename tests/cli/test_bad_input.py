@@ -505,7 +505,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "data set": (
         "data get letters",
         "dataset 'letters' is not known; choose one of fashion-mnist-small, fashion-mnist, cifar-10, "
-        "sotu-small, sotu, shakespeare, topohub, airlines, sociopatterns.",
+        "sotu-small, sotu, shakespeare.",
     ),
 }
 

@@ -26,7 +26,6 @@ from spodgt.network.graphs import RECIPES, KOut, RandomGeometric, Ring
 from spodgt.participation import PARTICIPATIONS, Beta, Trace, TraceFile
 from spodgt.problems import Quadratic
 from spodgt.problems.data import PARTITIONS, Dirichlet, Explicit, LabelsPerClient
-from spodgt.problems.learning import Learning
 from spodgt.sweeps.api import SweepOptions
 from spodgt.training import ExecutionOptions, TrainOptions
 from tests.strategies import SEEDS
@@ -381,26 +380,6 @@ def test_files_are_read_when_they_are_needed(tmp_path: Path) -> None:
     assert draw.availability.length == 1
 
 
-def test_autocast_is_checked_and_reaches_the_gradients() -> None:
-    tables = {"run": {"rounds": 1, "autocast": "bf16"}, "problem": {"model": "mlp"}}
-    experiment = Experiment.parse(tables)
-    again(experiment)
-    problem = experiment.draw(0).problem
-    assert isinstance(problem, Learning)
-    assert problem.model.objective.autocast
-    assert problem.identity[0]["autocast"] == "bf16"
-    for change, sentence in (
-        ({"run.autocast": "fp8"}, "autocast='fp8' is not known; use 'bf16'"),
-        ({"run.dtype": "float64"}, "autocast='bf16' needs dtype=float32"),
-    ):
-        with pytest.raises(InvalidInput, match=sentence):
-            experiment.override(change)
-    with pytest.raises(
-        InvalidInput, match=r"autocast='bf16' is for models of torch, and Quadratic has none"
-    ):
-        experiment.override({"problem.kind": "quadratic", "problem.parameters": 3}).draw(0)
-
-
 # --- one set of options --------------------------------------------------------------------------
 def test_options_of_compare_are_the_keys_of_run() -> None:
     """A key of [run] that is missing in Python, or the other way round, is a mistake."""
@@ -461,7 +440,7 @@ def test_experiment_warns_of_deprecated_names() -> None:
         assert experiment.rounds is experiment.max_rounds
 
 
-@pytest.mark.parametrize("name", ["portable", "sources", "code_files"])
+@pytest.mark.parametrize("name", ["portable", "sources"])
 def test_experiment_warns_of_properties_that_are_functions(name: str) -> None:
     experiment = Experiment(problem=RandomQuadratic(3))
     with pytest.warns(DeprecationWarning, match=rf"Experiment\.{name} is .*spodgt\.experiment\."):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from spodgt.errors import InvalidInput
 from spodgt.problems.gradients import Engine, Layout, flatten
 from spodgt.problems.gradients.linear import LinearEngine
 from spodgt.problems.gradients.loop import LoopEngine
-from spodgt.problems.gradients.vmap import VmapEngine
 from spodgt.problems.losses import Objective, cross_entropy
 from spodgt.problems.models import MODELS
 from spodgt.problems.models.engine_selection import select_engine
@@ -337,20 +335,3 @@ def test_work_counts_every_place_a_convolution_visits() -> None:
     assert count_multiplications(module, torch.rand(2, 3, 4, 4)) == 16 * conv + bias + dense
     data = [(torch.rand(7, 3, 4, 4), torch.randint(5, (7,)))]
     assert Learning(module, cross_entropy, data).work == 7 * (16 * conv + bias + dense)
-
-
-@pytest.mark.parametrize("name", ["grey cnn", "mlp", "tied"])
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_autocast_is_near_and_leaves_single_precision(name: str, device: str) -> None:
-    module, engine, x, inputs, targets = case(name)
-    module, x, inputs = module.float(), x.float(), inputs.float()
-    lower = replace(engine, objective=replace(engine.objective, autocast=True), copies={})
-    ours = select_engine(lower, inputs[0], targets[0], device)
-    assert isinstance(ours, LoopEngine if device == "cpu" else VmapEngine)
-    found = ours.losses_and_gradients(x, inputs, targets, [0] * CLIENTS)[1]
-    exact = engine.losses_and_gradients(x, inputs, targets, [0] * CLIENTS)[1]
-    assert found.dtype == torch.float32
-    assert not torch.equal(found, exact)
-    assert_close(found, exact, rtol=0.1, atol=0.05 * float(exact.abs().max()))
-    outputs = [torch.stack(list(each.outputs(x, inputs[0]))) for each in (ours, engine)]  # type: ignore[arg-type]
-    assert_close(*outputs)  # evaluations are as without it

@@ -13,7 +13,6 @@ import torch
 import spodgt
 from spodgt.record import Record
 from spodgt.record.record import Diverged
-from spodgt.record.stalled import Stalled
 from spodgt.training import Progress
 
 PROBLEM = spodgt.Quadratic(torch.eye(2).expand(4, 2, 2), torch.arange(8.0).reshape(4, 2))
@@ -57,7 +56,6 @@ def test_attributes_have_their_old_names(folder: Path) -> None:
     values = (
         Progress("ab", 1, 1, 2, 3.0, 0.5, 0.1),
         Diverged("ab", 0, 5, 4, "1.0"),
-        Stalled("ab", 0, 1, 2),
     )
     for value in values:
         with pytest.warns(DeprecationWarning, match=r"\.method"):

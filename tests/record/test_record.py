@@ -178,20 +178,7 @@ def test_participation_is_counted_in_rounds(result: spodgt.Result) -> None:
     np.testing.assert_allclose(one.links * 30, rows.loc[rows["kind"] == "link", "messages"])
 
 
-def test_a_run_of_before_there_was_a_table_of_clients_is_read(
-    result: spodgt.Result, tmp_path: Path
-) -> None:
-    result.write(tmp_path)
-    (tmp_path / "clients.parquet").unlink()
-    facts = json.loads((tmp_path / "summary.json").read_text())
-    del facts["scores"]
-    (tmp_path / "summary.json").write_text(json.dumps(facts))
-    again = Record.read(tmp_path)
-    assert again.clients.empty
-    assert again.frame.equals(result.frame)
-
-
-@pytest.mark.parametrize("file", ["metrics", "participation", "networks"])
+@pytest.mark.parametrize("file", ["metrics", "participation", "networks", "clients"])
 def test_a_table_of_something_else_is_one_sentence(
     result: spodgt.Result, tmp_path: Path, file: str
 ) -> None:
@@ -301,21 +288,25 @@ def test_only_seeds_of_both_are_paired() -> None:
     assert one.seeds == 1
 
 
-def test_a_band_holds_the_last_model_available() -> None:
+def test_a_line_is_straight_between_the_evaluations_of_each_seed() -> None:
     rows = [("m", 0, 0, 1.0), ("m", 0, 10, 3.0), ("m", 1, 0, 2.0), ("m", 1, 5, 5.0)]
     frame = pd.DataFrame(rows, columns=["method", "seed", "delay", "loss"])
-    grid, found = statistics.bands(frame, "loss")
-    band = found["m"]
+    grid = np.array([0.0, 2.5, 5.0, 10.0, 12.0])
+    points, band = statistics.lines(frame, "loss", "delay", grid)["m"]
+    assert points is grid
     assert band.seeds == [0, 1]
-    for at, mean, sigma in ((0, 1.5, 0.5), (4.9, 1.5, 0.5), (5, 3.0, 2.0), (10, 4.0, 1.0)):
-        here = np.searchsorted(grid, at, side="right") - 1
-        assert (band.mean[here], band.sigma[here]) == (mean, sigma)
+    np.testing.assert_allclose(band.mean, [1.5, 2.5, 3.5, 4.0, np.nan])
+    np.testing.assert_allclose(band.sigma, [0.5, 1.0, 1.5, 1.0, np.nan])
+    assert band.final == 4.0
+    points, band = statistics.lines(frame, "loss", "delay")["m"]
+    assert points.tolist() == [0, 5, 10], "all evaluations"
+    np.testing.assert_allclose(band.mean, [1.5, 3.5, 4.0])
 
 
 def test_a_seed_that_left_the_numbers_is_not_hidden_by_the_others() -> None:
     rows = [("m", 0, 0, 1.0), ("m", 0, 10, np.inf), ("m", 1, 0, 2.0), ("m", 1, 10, 2.0)]
     frame = pd.DataFrame(rows, columns=["method", "seed", "delay", "loss"])
-    band = statistics.bands(frame, "loss")[1]["m"]
+    _, band = statistics.lines(frame, "loss", "delay")["m"]
     assert band.mean[0] == 1.5
     assert np.isnan(band.mean[-1])
 
@@ -443,13 +434,14 @@ def test_a_curve_ends_where_its_method_ends() -> None:
     ]
     rows += [("quick", 1, 0.0, 4.0), ("quick", 1, 0.7, 7.0)]
     frame = pd.DataFrame(rows, columns=["method", "seed", "delay", "loss"])
-    grid, found = statistics.bands(frame, "loss")
-    shown = found["quick"].mean[np.isfinite(found["quick"].mean)]
-    assert grid[np.isfinite(found["quick"].mean)].max() == 1.1, (
-        "with its last model, also between two points"
-    )
-    assert shown[-1] == found["quick"].final == 6.0
-    assert np.isfinite(found["slow"].mean).all()
+    grid = statistics.grid_of(frame, "delay", 7)
+    lines = statistics.lines(frame, "loss", "delay", grid)
+    _, quick = lines["quick"]
+    is_shown = np.isfinite(quick.mean)
+    assert grid[is_shown].max() == 1.1, "with its last model, also between two points"
+    assert quick.mean[is_shown][-1] == quick.final == 6.0
+    _, slow = lines["slow"]
+    assert np.isfinite(slow.mean).all()
     figure = figures.plot_curves(frame, "loss", "delay")
     ends = {}
     for line in figure.axes[0].get_lines():

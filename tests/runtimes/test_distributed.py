@@ -83,7 +83,6 @@ def farthest(group: Group, name: str, stop: Stop, **fields: Any) -> float:
     there = trajectory(Simulation(runs, dtype=torch.float64, compiled=False), stop)
     world = DistributedWorld(runs, group, dtype=torch.float64)
     here = trajectory(world, stop)
-    world.close()
     owner = np.split(world.block.owner, len(runs))
     worst = 0.0
     assert [entry[:2] for entry in here] == [entry[:2] for entry in there]
@@ -172,7 +171,6 @@ def bytes_sent(group: Group, compress: str | None) -> tuple[int, int]:
     )
     world = DistributedWorld([run], group, dtype=torch.float32)
     world.advance(world.init(), range(1, 21))
-    world.close()
     return world.messenger.bytes, int(world.tally().bytes.sum())
 
 
@@ -226,14 +224,11 @@ def sent(group: Group, name: str, rounds: int) -> dict[str, Any]:
         lambda snapshot, due, last: np.zeros(1, bool),
     )
     messenger = world.messenger
-    early = messenger.prefetched is not None
-    messenger.drain()
     return {
         "bytes": messenger.bytes,
         "messages": messenger.messages,
         "bound": bound,
         "pairs": pairs,
-        "early": early,
     }
 
 
@@ -241,13 +236,7 @@ def sent(group: Group, name: str, rounds: int) -> dict[str, Any]:
 def test_no_more_is_sent_than_active_links_need(pool: Pool, name: str) -> None:
     for one in pool(3, sent, name, 60):
         assert 0 < one["bytes"] <= 1.05 * one["bound"]
-        # One message for each pair and round, and the one after the last, which may have left early.
-        assert one["messages"] <= one["pairs"] + 2
-
-
-def test_models_travel_while_gradients_are_computed_where_nothing_else_is_mixed(pool: Pool) -> None:
-    assert all(one["early"] for one in pool(2, sent, "dsgd", 10))
-    assert not any(one["early"] for one in pool(2, sent, "spod-gt", 10))
+        assert one["messages"] <= one["pairs"]  # one for each pair and round
 
 
 # --- sessions ----------------------------------------------------------------------------------------

@@ -93,6 +93,18 @@ def test_a_second_search_runs_nothing_and_finds_the_same(tuned: tuple[Tuned, Pat
     assert again.frame.equals(found.frame)
 
 
+def test_a_fresh_search_deletes_its_short_runs_only(tmp_path: Path) -> None:
+    full = experiment(methods=["spod-gt-memory"], rounds=16)
+    tune_experiment(full, tmp_path, FEW, workers=1)
+    before = {cell.name: stamps(cell) for cell in (tmp_path / "cells").iterdir()}
+    (tmp_path / "notes.txt").write_text("mine")
+    tune_experiment(full, tmp_path, FEW, fresh=True, workers=1)
+    after = {cell.name: stamps(cell) for cell in (tmp_path / "cells").iterdir()}
+    assert after.keys() == before.keys()
+    assert all(after[name] != before[name] for name in before)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
 def test_a_search_that_was_stopped_goes_on(tuned: tuple[Tuned, Path], tmp_path: Path) -> None:
     def stop(method: str, fraction: float, note: str) -> None:
         if fraction >= 0.34:

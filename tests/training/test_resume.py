@@ -450,15 +450,6 @@ def test_a_full_disk_leaves_the_old_checkpoint(
     same(out, unbroken)
 
 
-def test_no_space_is_said_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1_000_000))
-    with pytest.raises(
-        InvalidInput, match=r"out='.*' has 1 MB free, but this run may need 10 MB; free some space"
-    ):
-        run(tmp_path / "run")
-
-
 def test_a_folder_that_cannot_be_written_is_said_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     for out, reason in (
@@ -481,7 +472,7 @@ def test_a_folder_is_tried_without_a_file_that_a_kill_would_leave(
     removed: list[str] = []
     for name in ("unlink", "remove"):
         monkeypatch.setattr(os, name, lambda path, *_, **__: removed.append(str(path)))
-    with RunFolder(tmp_path / "run").opened(lambda: "", 0, resume=False):
+    with RunFolder(tmp_path / "run").opened(lambda: "", resume=False):
         assert os.listdir(tmp_path / "run") == ["config.toml"]
     assert removed == []
 

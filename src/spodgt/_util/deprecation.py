@@ -58,6 +58,19 @@ class RenamedAttribute:
         return getattr(instance, self.new)
 
 
+def renamed_attributes(names: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
+    """Class decorator: deprecated names of attributes, each with the name to use."""
+
+    def decorate(cls: type[T]) -> type[T]:
+        for old, new in names.items():
+            attribute = RenamedAttribute(new)
+            attribute.__set_name__(cls, old)
+            setattr(cls, old, attribute)
+        return cls
+
+    return decorate
+
+
 class MovedProperty:
     """A deprecated property that is a function of the object now.
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from typing_extensions import TypeVar
 
+from spodgt._util.deprecation import renamed_attributes
 from spodgt.algorithms import deprecated
 from spodgt.algorithms.hyperparameters import (
     ByClient,
@@ -110,10 +111,8 @@ Sporadic = Literal["yes", "waits", "no"]
 
 @deprecated.accept_old_traits
 @dataclass(frozen=True, kw_only=True)
-class Traits(deprecated.OldNames):
+class Traits:
     """Properties of a method, for checks, tables, runtimes and tests."""
-
-    old_names = deprecated.TRAITS
 
     source: str  # citation key of the references page; "spodgt" for methods without a paper
     mixing: Literal["pull+push", "pull", "push", "gossip", "none", "server"]
@@ -185,7 +184,8 @@ class HasOverlap(Protocol):
 _SETUP_HOOKS = {"fit", "adapt_availability", "with_mixing_weights", "message", *deprecated.HOOKS}
 
 
-class Algorithm(deprecated.OldNames, ABC, Generic[S, R]):
+@renamed_attributes(deprecated.HOOKS)
+class Algorithm(ABC, Generic[S, R]):
     """A method: a frozen dataclass of hyperparameters with pure functions `init` and `step`.
 
     It never loops over rounds, counts, logs or draws random numbers. `Algorithm[State]` declares
@@ -199,7 +199,6 @@ class Algorithm(deprecated.OldNames, ABC, Generic[S, R]):
         network: The links and their mixing weights.
     """
 
-    old_names = deprecated.HOOKS
     name: ClassVar[str]
     traits: ClassVar[Traits]
 

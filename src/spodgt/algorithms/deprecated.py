@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TypeVar
 
-from spodgt._util.deprecation import warn_renamed
+from spodgt._util.deprecation import renamed_attributes, warn_renamed
 
 TRAITS = {
     "talks": "activation",
@@ -27,30 +27,13 @@ ROUND_MEMBERS = {
 C = TypeVar("C")
 
 
-class OldNames:
-    """Base of classes with renamed attributes."""
-
-    old_names: ClassVar[dict[str, str]]
-
-    if not TYPE_CHECKING:  # type checkers know the new names only
-
-        def __getattr__(self, name: str) -> object:
-            owner = type(self)
-            if name not in owner.old_names:
-                raise AttributeError(f"{owner.__name__!r} object has no attribute {name!r}")
-            new_name = owner.old_names[name]
-            warn_renamed(f"{owner.__name__}.{name}", new_name)
-            return getattr(self, new_name)
-
-
-class OldRoundNames(OldNames):
+@renamed_attributes(ROUND_MEMBERS)
+class OldRoundNames:
     """Base of the rounds of runtimes."""
-
-    old_names = ROUND_MEMBERS
 
 
 def accept_old_traits(cls: type[C]) -> type[C]:
-    """Class decorator: `Traits` with old names of arguments."""
+    """Class decorator: `Traits` with old names of arguments and attributes."""
     new_init: Callable[..., None] = cls.__init__
 
     @wraps(new_init)
@@ -58,7 +41,7 @@ def accept_old_traits(cls: type[C]) -> type[C]:
         new_init(self, **_rename_traits(given))
 
     cls.__init__ = init  # type: ignore[method-assign, assignment]
-    return cls
+    return renamed_attributes(TRAITS)(cls)
 
 
 def _rename_traits(given: dict[str, object]) -> dict[str, object]:

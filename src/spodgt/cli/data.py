@@ -19,7 +19,7 @@ app.add_typer(data_app, name="data")
 
 @data_app.command("list", epilog="Example: [bold]spodgt data list[/]")
 def data_list(as_json: JsonOption = False) -> None:
-    """List data sets, networks and contact logs: where they are, licences, how to get them."""
+    """List data sets: where they are, licences, how to get them."""
     from spodgt.problems.data import available
 
     rows = available()
@@ -67,9 +67,7 @@ def data_get(
 def data_import(
     name: Annotated[
         str,
-        typer.Argument(
-            help="fashion-mnist, cifar-10, sotu, shakespeare, topohub, airlines or sociopatterns"
-        ),
+        typer.Argument(help="fashion-mnist, cifar-10, sotu or shakespeare"),
     ],
     source: Annotated[Path, typer.Argument(help="A folder or archive.")],
     directory: Annotated[Path | None, typer.Option(help="Folder to write to.")] = None,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import time
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,7 +37,6 @@ class ExecutionArguments(TypedDict):
     """Arguments that `spodgt.sweeps.sweep.run` and `spodgt.sweeps.tune` have in common."""
 
     workers: int | None
-    backend: str
     save_every: float
 
 
@@ -59,11 +56,6 @@ class SweepExecutionOptions:
         int | None,
         typer.Option(help="Number of cells to run in parallel. [dim]default: one per core[/]"),
     ] = None
-    backend: Annotated[str, typer.Option(help="Where to run cells: local or ray.")] = "local"
-    address: Annotated[
-        str | None,
-        typer.Option(help="Ray cluster, for --backend ray; auto: the cluster of this host."),
-    ] = None
     save_every: Annotated[
         float, typer.Option("--checkpoint-every", help="Seconds between checkpoints.")
     ] = 60.0
@@ -71,13 +63,7 @@ class SweepExecutionOptions:
 
     def execution_arguments(self) -> ExecutionArguments:
         """The arguments of the functions that run a sweep."""
-        if self.address is not None:
-            if self.backend != "ray":
-                raise InvalidInput(
-                    f"--address={self.address!r} requires --backend ray, got {self.backend!r}."
-                )
-            os.environ["RAY_ADDRESS"] = self.address  # read by Ray
-        return {"workers": self.workers, "backend": self.backend, "save_every": self.save_every}
+        return {"workers": self.workers, "save_every": self.save_every}
 
 
 @app.command(epilog="Example: [bold]spodgt sweep radius.toml --out runs/radius --workers 2[/]")
@@ -163,7 +149,7 @@ class _SweepRunner:
         self.as_json = as_json
         self.quiet = as_json or options.quiet
         # With --fresh, cells of earlier commands are run again, but not those of this command.
-        self.rerun_before = None if options.resume else time.time()
+        self.kept_cells: set[Path] | None = None if options.resume else set()
         self.records: dict[Path, SweepRecord] = {}
 
     def run(self, spec: Spec, folder: Path, cells_folder: Path | None = None) -> None:
@@ -181,13 +167,15 @@ class _SweepRunner:
                     spec,
                     folder,
                     cells_folder=cells_folder,
-                    rerun_before=self.rerun_before,
+                    kept_cells=self.kept_cells,
                     on_event=display.show if display else None,
                     **self.arguments,
                 )
         except KeyboardInterrupt:
             exit_interrupted(folder)
         self.records[folder] = record
+        if self.kept_cells is not None:
+            self.kept_cells.update(cell.folder for cell in record.cells)
         if cells_folder is None:
             _mention_other_cells(record, folder / "cells")
         reports.write(folder)

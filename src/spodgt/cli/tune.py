@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,8 +110,6 @@ def run_search(
     from spodgt.training.progress import create_display
 
     arguments = options.execution_arguments()
-    if not options.resume:
-        shutil.rmtree(folder, ignore_errors=True)
     display = None if quiet else create_display(Console(stderr=True))
     try:
         with display or nullcontext():
@@ -120,6 +117,7 @@ def run_search(
                 experiment,
                 folder,
                 search,
+                fresh=not options.resume,
                 progress=display.move if display else None,
                 **arguments,
             )

@@ -39,7 +39,6 @@ from spodgt.participation import (
     as_availability,
     check_participation,
 )
-from spodgt.problems.learning import Learning
 from spodgt.problems.protocols import HasSamples, HasValidation
 from spodgt.problems.python_problem import PythonProblem
 from spodgt.runtimes.events.durations import Time
@@ -236,25 +235,15 @@ class Experiment:
             problem = problem.make(self.network.clients)
         if self.run.evaluate_on == "validation" and isinstance(problem, HasValidation):
             problem = problem.on_validation_data()
-        return problem if self.run.autocast is None else _with_autocast(problem)
+        return problem
 
     # Deprecated names, removed in the next release.
     check = MovedMethod("spodgt.experiment.checks.check_files")
     portable = MovedProperty("spodgt.experiment.checks.is_portable")
     sources = MovedProperty("spodgt.experiment.user_code.code_checksums")
-    code_files = MovedProperty("spodgt.experiment.user_code.code_files")
     beside = RenamedAttribute("resolve_relative_to")
     rounds = RenamedAttribute("max_rounds")
     undivided = RenamedAttribute("base_problem")
-
-
-def _with_autocast(problem: Problem) -> Problem:
-    if not isinstance(problem, Learning):
-        raise InvalidInput(
-            f"autocast='bf16' is for models of torch, and {_class_name(problem)} has none; "
-            "leave it out."
-        )
-    return problem.with_autocast()
 
 
 def _rounds_of(epochs: float, problem: Problem) -> int:

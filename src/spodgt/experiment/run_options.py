@@ -69,7 +69,6 @@ class ExperimentOptions(TypedDict, total=False):
     keep: str | None
     dtype: torch.dtype
     device: str | torch.device
-    autocast: str | None
     gradient_norm: bool | None
     evaluate_on: str | None
     engine: str
@@ -151,8 +150,6 @@ class RunOptions:
             `stop_when`, else by the accuracy or the loss. None: the last models only.
         dtype: float32 or float64; in Python torch.float32 or torch.float64.
         device: A device of torch for models and data, such as cpu or cuda.
-        autocast: "bf16" computes forward passes of gradients in bfloat16, by `torch.autocast`;
-            models and evaluations remain in float32. None: no autocast.
         gradient_norm: Evaluate the global training loss and gradient always or never; None: where
             it is affordable.
         evaluate_on: "validation" evaluates on the validation data of the problem, or on samples
@@ -187,11 +184,6 @@ class RunOptions:
     ] = None
     dtype: Annotated[str, one_of(_DTYPES, "choose float32 or float64.")] = "float32"
     device: str = "cpu"
-    autocast: Annotated[
-        str | None,
-        one_of((None, "bf16"), "use 'bf16', or leave it out."),
-        Field(examples=["bf16"]),
-    ] = None
     gradient_norm: Annotated[bool | None, Field(examples=[True])] = None
     evaluate_on: Annotated[
         str | None,
@@ -207,10 +199,6 @@ class RunOptions:
         else:
             _check_number_of_seeds(self.seeds)
         _check_rounds(rounds=self.rounds, every=self.every, evaluations=self.evaluations)
-        if self.autocast is not None and self.dtype != "float32":
-            raise InvalidInput(
-                f"autocast='bf16' needs dtype=float32, got {self.dtype}; leave one of them out."
-            )
         if all(getattr(self, key) is None for key in LIMITS):
             raise InvalidInput("rounds or delay is required, got neither; use delay=5000.")
 

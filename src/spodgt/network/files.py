@@ -30,7 +30,7 @@ class GraphFile:
 
     Args:
         path: The file. If it does not exist, it is searched below the data directory, such as
-            "topohub/sndlib/geant.graphml".
+            "networks/geant.graphml".
     """
 
     name: ClassVar[str] = "file"

@@ -169,7 +169,7 @@ class TraceFile:
     Args:
         path: A CSV or Parquet file with a log; `Trace.from_table` describes its columns. If it does
             not exist, it is searched below the data directory, such as
-            "sociopatterns/hospital.csv".
+            "networks/hospital.csv".
         round_length: Length of a round, in the unit of the log's times (seconds if they are dates);
             required if the log has times, else an error. An incomplete last round is left out.
         start: When round 0 begins: a number, or a date as in the log; the first time if None.

@@ -29,7 +29,7 @@ from spodgt.problems.models import MODELS
 from spodgt.problems.python_problem import PythonProblem, python
 from spodgt.problems.quadratic import Quadratic
 from spodgt.problems.text import Text, speeches
-from spodgt.validation import choices
+from spodgt.validation import check_count, choices
 
 __all__ = [
     "Learning",
@@ -80,10 +80,7 @@ def classification(
                 f"{name}={value!r} is not an option of {model}; {choices(name, recipe.options)}"
             )
     check_test_samples(test_samples)
-    if isinstance(clients, bool) or not isinstance(clients, int) or clients < 1:
-        raise InvalidInput(
-            f"clients must be a whole number of at least 1, got {clients!r}; use clients=10."
-        )
+    check_count("clients", clients, "clients=10")
     dataset = load(data)
     if test_samples is not None:
         test = Split(dataset.test.inputs[:test_samples], dataset.test.targets[:test_samples])

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from spodgt._util.deprecation import warn_renamed
+from spodgt._util.deprecation import RenamedAttribute
 from spodgt._util.text import html_table
 from spodgt.errors import InvalidInput
 from spodgt.problems.data import Dataset, Partition
@@ -300,10 +300,6 @@ class Learning(
         """The same problem with mini-batches of another size; `batch_size` as for `Learning`."""
         return self._with(replace(self.data, batch_size=batch_size))
 
-    def with_autocast(self) -> Learning:
-        """The same problem with forward passes of gradients in bfloat16, by `torch.autocast`."""
-        return self._with(self.data, self.model.with_autocast())
-
     def with_client_indices(self, client_indices: ClientIndices) -> Learning:
         """The same problem with other clients, whose samples are `client_indices` for every seed."""
         scales = self.data.fixed_scales
@@ -456,8 +452,6 @@ class Learning(
         }
         if self.private:
             settings["personal_step_size"] = self.model.options.personal_step_size
-        if self.model.objective.autocast:
-            settings["autocast"] = "bf16"
         if data.test_samples is not None:
             settings["test_samples"] = data.test_samples
         if data.holdout is not None:
@@ -523,18 +517,6 @@ class Learning(
         self.model.check_columns(x)
         return self.evaluator.evaluate(self.model, self.data, x, rows)
 
-    # --- deprecated names, removed in the next release -------------------------------------------
-    @property
-    def holdings(self) -> ClientIndices:
-        """Deprecated: `client_indices`."""
-        warn_renamed("Learning.holdings", "Learning.client_indices")
-        return self.client_indices
-
-    def with_holdings(self, holdings: ClientIndices) -> Learning:
-        """Deprecated: `with_client_indices`.
-
-        Args:
-            holdings: samples of each client.
-        """
-        warn_renamed("Learning.with_holdings", "Learning.with_client_indices")
-        return self.with_client_indices(holdings)
+    # Deprecated names, removed in the next release.
+    holdings = RenamedAttribute("client_indices")
+    with_holdings = RenamedAttribute("with_client_indices")

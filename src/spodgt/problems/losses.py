@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from spodgt.errors import InvalidInput
-from spodgt.problems.data.pytree import Tree, tensor_leaves, tree_map
+from spodgt.problems.data.pytree import Tree
 
 Loss = Callable[..., Tensor]  # (outputs, targets), or (model, batch)
 
@@ -100,41 +99,17 @@ class Objective:
         loss: loss(outputs, targets) or loss(model, batch).
         calls_model: whether it is loss(model, batch).
         ignore_index: a target that the loss ignores, if a sample has it.
-        autocast: whether forward passes of gradients run in bfloat16 under `torch.autocast`.
     """
 
     loss: Loss
     calls_model: bool
     ignore_index: int | None = None
-    autocast: bool = False
 
     def __call__(self, module: nn.Module, inputs: Tree, targets: Tree) -> Tensor:
         """The mean loss of one batch, a scalar."""
-        with self.precision(inputs):
-            if self.calls_model:
-                return self.loss(module, join_batch(inputs, targets))
-            outputs = call_module(module, inputs)
-        return self.loss_of(self.widened(outputs), targets)
-
-    def precision(self, inputs: Tree) -> AbstractContextManager[object]:
-        """The context of forward passes of gradients: `torch.autocast` if enabled."""
-        if not self.autocast:
-            return nullcontext()
-        tensors = tensor_leaves(inputs)
-        device = tensors[0].device.type if tensors else "cpu"
-        return torch.autocast(device, torch.bfloat16)
-
-    def widened(self, outputs: Tree) -> Tree:
-        """Outputs of a forward pass under autocast, converted to float32 for the loss."""
-        if not self.autocast:
-            return outputs
-
-        def to_float32(leaf: object) -> object:
-            if isinstance(leaf, Tensor) and leaf.dtype == torch.bfloat16:
-                return leaf.float()
-            return leaf
-
-        return tree_map(to_float32, outputs)
+        if self.calls_model:
+            return self.loss(module, join_batch(inputs, targets))
+        return self.loss_of(call_module(module, inputs), targets)
 
     def loss_of(self, outputs: Tree, targets: Tree) -> Tensor:
         """The mean loss of outputs, a scalar; zero if all targets are ignored."""

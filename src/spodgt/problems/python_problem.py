@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator
 
-from spodgt._util.deprecation import warn_renamed
+from spodgt._util.deprecation import RenamedAttribute
 from spodgt.code_references import describe_error, find_file, import_object, is_reference
 from spodgt.errors import InvalidInput
 from spodgt.problems.random_state import seeded
@@ -188,14 +188,7 @@ class PythonProblem:
             )
         return _Code(found.value, found.file, found.digest)
 
-    def beside(self, folder: Path) -> PythonProblem:
-        """Deprecated: `resolve_relative_to`.
-
-        Args:
-            folder: Folder of the config file.
-        """
-        warn_renamed("PythonProblem.beside", "PythonProblem.resolve_relative_to")
-        return self.resolve_relative_to(folder)
+    beside = RenamedAttribute("resolve_relative_to")  # deprecated, removed in the next release
 
 
 @dataclass(frozen=True, eq=False)

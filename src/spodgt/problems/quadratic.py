@@ -19,6 +19,7 @@ from spodgt._util.text import html_table
 from spodgt.errors import InvalidInput
 from spodgt.problems.protocols import HasEvaluationWork, HasIdentity, HasOptimum, HasWork
 from spodgt.types import Evaluation, Ints, Minibatches, Problem
+from spodgt.validation import check_count
 
 Numbers = Tensor | ArrayLike
 _ROUNDING = 1e-6  # relative to the largest number: how symmetric and how positive H must be
@@ -110,11 +111,8 @@ class Quadratic(Problem, HasEvaluationWork, HasOptimum, HasIdentity, HasWork):
             spread: standard deviation of every coordinate of the clients' minimisers; 1 by default.
             noise: as for `Quadratic`.
         """
-        for name, value in (("clients", clients), ("parameters", parameters)):
-            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-                raise InvalidInput(
-                    f"{name} must be a whole number of at least 1, got {value!r}; use {name}=10."
-                )
+        check_count("clients", clients, "clients=10")
+        check_count("parameters", parameters, "parameters=10")
         draws = rng.generator(seed, "quadratic")
         Q, _ = np.linalg.qr(draws.standard_normal((clients, parameters, parameters)))
         values = condition ** -draws.random((clients, parameters, 1))

@@ -49,6 +49,7 @@ _REQUIRED_COLUMNS = {
     "frame": ("method", "seed", "round", "delay"),
     "participation": ("method", "seed", *_LINK_COLUMNS, "gradients", "messages"),
     "networks": ("seed", *_LINK_COLUMNS),
+    "clients": ("method", "seed", "client", "loss"),
 }
 
 
@@ -325,7 +326,7 @@ class Record:
         folder = Path(folder)
         try:
             facts = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-            scores = dict(facts.get("scores", {}))
+            scores = dict(facts["scores"])
             declare(scores)
             record = cls(
                 **_read_tables(folder),
@@ -374,8 +375,6 @@ def _read_tables(folder: Path) -> dict[str, pd.DataFrame]:
 
     tables: dict[str, pd.DataFrame] = {}
     for name, file in _FILES.items():
-        if name == "clients" and not (folder / file).exists():
-            continue  # older versions did not write it
         tables[name] = pd.read_parquet(folder / file)
     return tables
 

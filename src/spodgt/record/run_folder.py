@@ -13,7 +13,6 @@ import json
 import math
 import os
 import re
-import shutil
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -224,12 +223,11 @@ class RunFolder:
     path: Path
 
     @contextlib.contextmanager
-    def opened(self, config: Callable[[], str], needed: int, *, resume: bool) -> Iterator[None]:
+    def opened(self, config: Callable[[], str], *, resume: bool) -> Iterator[None]:
         """Lock the folder in this block; errors are raised now, not after an hour.
 
         Args:
             config: returns the text of config.toml, which is written to a new folder.
-            needed: bytes of disk space.
             resume: whether the folder may hold a run.
 
         Raises:
@@ -237,7 +235,7 @@ class RunFolder:
         """
         checkpoint = self.path / CHECKPOINT
         self._check_content(checkpoint, resume)
-        self._check_writable(needed)
+        self._check_writable()
         name = f"out={str(self.path)!r}"
         with locked(self.path, f"{name} is in use by a run that is still going; wait for it."):
             for part in self.path.rglob(temporary_name("*")):  # of a process that was killed
@@ -261,7 +259,7 @@ class RunFolder:
                 "or use another folder."
             )
 
-    def _check_writable(self, needed: int) -> None:
+    def _check_writable(self) -> None:
         name = f"out={str(self.path)!r}"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -272,12 +270,6 @@ class RunFolder:
             raise InvalidInput(
                 f"{name} cannot be written: {reason}; choose another folder."
             ) from None
-        free = shutil.disk_usage(self.path).free
-        if free < needed:
-            raise InvalidInput(
-                f"{name} has {free / 1e6:.0f} MB free, but this run may need "
-                f"{needed / 1e6:.0f} MB; free some space or choose another folder."
-            )
 
     def save(self, file: CheckpointFile, name: str = CHECKPOINT) -> None:
         """Replace a checkpoint file."""

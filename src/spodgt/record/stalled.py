@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from spodgt._util.deprecation import RenamedAttribute
 from spodgt.algorithms import ALGORITHMS
 
 if TYPE_CHECKING:
@@ -32,8 +31,6 @@ class Stalled:
             f"{self.method} (seed {self.seed}): no model has moved from round {self.since} "
             f"to round {self.round}; check participation and step_size."
         )
-
-    algorithm = RenamedAttribute("method")  # deprecated, removed in the next release
 
 
 def find_stalled(frame: pd.DataFrame, *, scheduled: bool) -> list[Stalled]:

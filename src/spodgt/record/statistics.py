@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from spodgt.record.metrics import AXES, METRICS
-from spodgt.types import Bools, Floats, Ints
+from spodgt.types import Floats
 
 if TYPE_CHECKING:
     import pandas as pd
 
 LEVEL = 0.95
 REFERENCE = "spod-gt"  # the default method that others are compared with
-POINTS = 201  # of a grid of delays
 MAX_POINTS = 2000  # of a line
 _MIN_SEEDS = 2  # for a confidence interval
 
@@ -55,7 +54,7 @@ class Band:
     """The values of one method on a common grid."""
 
     seeds: list[int]  # of the rows of `values`
-    values: Floats  # (seeds, points): of the last model available at each point; NaN if not finite
+    values: Floats  # (seeds, points); NaN if not finite
     mean: Floats  # (points,) over seeds; NaN if one of them is NaN
     sigma: Floats  # (points,) standard deviation over seeds, likewise
     final: float  # the mean of the last models
@@ -194,79 +193,55 @@ def half_width(values: Floats) -> float:
     return float(stdtrit(len(values) - 1, (1 + LEVEL) / 2) * error)
 
 
-def bands(
-    frame: pd.DataFrame, metric: str, against: str = "delay"
-) -> tuple[Floats, dict[str, Band]]:
-    """Every method on a common grid of delays or rounds: at each point, the last model available.
-
-    A curve ends with the last evaluation of its method.
-    """
-    grid = grid_of(frame, against, POINTS)
-    ends = curve_ends(frame, against)
-    curves = {}
-    for method, rows in available(frame, against, grid).items():
-        curves[method] = band(frame, metric, rows, grid <= ends[method])
-    return grid, curves
-
-
-def lines(frame: pd.DataFrame, metric: str, against: str) -> dict[str, tuple[Floats, Band]]:
+def lines(
+    frame: pd.DataFrame, metric: str, against: str, grid: Floats | None = None
+) -> dict[str, tuple[Floats, Band]]:
     """Every method as a line: straight between the evaluations of each seed, then over seeds.
 
-    The points of a line are the positions of all evaluations of the method. A seed that ended
-    before the others keeps its last value.
+    A seed that ended before the others keeps its last value.
+
+    Args:
+        frame: That of a record.
+        metric: Column of the values.
+        against: Column of the positions.
+        grid: Positions of the points; values after the last evaluation of a method are NaN. None:
+            the positions of all evaluations of the method.
     """
     found: dict[str, tuple[Floats, Band]] = {}
     for method, runs in frame.groupby("method", sort=False):
-        positions = runs[against].to_numpy(float)
-        grid = np.unique(positions[np.isfinite(positions)])
-        if len(grid) > MAX_POINTS:
-            grid = np.linspace(grid[0], grid[-1], MAX_POINTS)
+        evaluated = _evaluated_positions(runs[against])
+        points = evaluated if grid is None else grid
         seeds: list[int] = []
         values: list[Floats] = []
         for seed, run in runs.groupby("seed", sort=False):
             y = run[metric].to_numpy(float)
             y = np.where(np.isfinite(y), y, np.nan)
             seeds.append(int(str(seed)))
-            values.append(np.interp(grid, run[against].to_numpy(float), y))
+            values.append(np.interp(points, run[against].to_numpy(float), y))
         table = np.array(values)
+        is_within = points <= evaluated[-1]
         combine = getattr(np, _combine(metric))
-        final = float(combine(table[:, -1]))
-        found[str(method)] = grid, Band(seeds, table, combine(table, axis=0), table.std(0), final)
+        final = float(combine(table[:, is_within][:, -1]))
+        table[:, ~is_within] = np.nan
+        band = Band(seeds, table, combine(table, axis=0), table.std(0), final)
+        found[str(method)] = points, band
     return found
 
 
-def curve_ends(frame: pd.DataFrame, against: str) -> dict[str, float]:
-    """The end of the curve of every method: the last evaluation of all its seeds."""
-    ends = frame.groupby("method", sort=False)[against].max()
-    return {str(method): float(end) for method, end in ends.items()}
+def _evaluated_positions(column: pd.Series) -> Floats:
+    """Different finite positions in ascending order; of very many, as many even ones."""
+    positions = column.to_numpy(float)
+    positions = np.unique(positions[np.isfinite(positions)])
+    if len(positions) > MAX_POINTS:
+        return np.linspace(positions[0], positions[-1], MAX_POINTS)
+    return positions
 
 
 def grid_of(frame: pd.DataFrame, against: str, points: int, end: float = 0.0) -> Floats:
-    """An even grid from 0 to `end` or to the last evaluation, with the ends of all curves."""
-    ends = np.array(list(curve_ends(frame, against).values()))
+    """An even grid from 0 to `end` or to the last evaluation, with the ends of all methods."""
+    ends = frame.groupby("method")[against].max().to_numpy(float)
     even = np.linspace(0, max(end, *ends, 0.0), points)
     return np.unique(np.concatenate([even, ends[np.isfinite(ends)]]))
-
-
-def available(frame: pd.DataFrame, against: str, grid: Floats) -> dict[str, dict[int, Ints]]:
-    """Rows of the last evaluations up to each point of an ascending grid, by method and seed."""
-    rows: dict[str, dict[int, Ints]] = {}
-    groups = frame.reset_index(drop=True).groupby(["method", "seed"], sort=False)[against]
-    for (method, seed), run in groups:
-        last = np.searchsorted(run.to_numpy(), grid, side="right") - 1
-        index = run.index.to_numpy()
-        rows.setdefault(str(method), {})[int(str(seed))] = index[np.maximum(last, 0)]
-    return rows
-
-
-def band(frame: pd.DataFrame, metric: str, rows: dict[int, Ints], within: Bools) -> Band:
-    """The values of one method at the rows of `available`; NaN at points not `within` its runs."""
-    values = frame[metric].to_numpy(float)[np.array(list(rows.values()))]
-    values = np.where(np.isfinite(values), values, np.nan)
-    combine = getattr(np, _combine(metric))
-    final = float(combine(values[:, -1]))
-    values = np.where(within, values, np.nan)
-    return Band(list(rows), values, combine(values, axis=0), values.std(0), final)
 
 
 def _combine(column: str) -> Literal["mean", "min", "max"]:

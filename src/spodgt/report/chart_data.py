@@ -139,11 +139,11 @@ def _curves(record: Record, names: Sequence[str], axis: str, points: int) -> Jso
     frame = record.frame
     budget = record.budget if axis == "delay" else None
     grid = statistics.grid_of(frame, axis, points, max(budget or 0, 1e-9))
-    ends = statistics.curve_ends(frame, axis)
-    bands: Json = {name: {} for name in names}
-    for method, rows in statistics.available(frame, axis, grid).items():
-        for name in names:
-            band = statistics.band(frame, name, rows, grid <= ends[method])
+    bands: Json = {}
+    for name in names:
+        lines = statistics.lines(frame, name, axis, grid)
+        bands[name] = {}
+        for method, (_, band) in lines.items():
             bands[name][method] = [_round_all(band.mean), _round_all(band.sigma, 2)]
     return {"x": _round_all(grid, 7), "bands": bands}
 

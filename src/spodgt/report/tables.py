@@ -132,8 +132,6 @@ def _cost(name: str, value: float) -> str:
 def _roots(record: Record) -> list[str]:
     """For every method with a root, a sentence with its client in each seed."""
     table = record.participation
-    if "root" not in table:  # a folder of an earlier version
-        return []
     sentences = []
     for method, rows in table[table["root"].astype(bool)].groupby("method", sort=False):
         column = "receiver_name" if "receiver_name" in rows else "receiver"

@@ -35,7 +35,6 @@ _MODEL_MATRIX = {  # the matrix that mixes models, by `Traits.mixing`
 class Mixer(Protocol):
     """Multiplies the rows of a round by mixing matrices of the active links."""
 
-    def start_gradients(self, x: Tensor) -> None: ...  # before the gradients at x are computed
     def mix(
         self, x: Tensor, matrix: MixingMatrix, active: Bools, codec: Codec | None = None
     ) -> Tensor: ...
@@ -148,7 +147,6 @@ class BatchRound(OldRoundNames):
     # --- gradients -------------------------------------------------------------------------------
     def grad(self, x: Tensor) -> Tensor:
         held = self.held
-        self.mixer.start_gradients(x)
         here = self.active_clients[held.clients]
         self.links.tally.gradients[held.tally_index.clients] += here
         clients = held.clients[here]
@@ -177,8 +175,7 @@ class BatchRound(OldRoundNames):
     # --- mixing ----------------------------------------------------------------------------------
     def pull(self, x: Tensor, codec: Callable[[int], IntervalQuantizer] | None = None) -> Tensor:
         if codec is not None:
-            self._count_message(x, MixingMatrix.PULL, codec(self.k))
-            self._exchange_statistics(MixingMatrix.PULL)
+            self._start_mixing(x, MixingMatrix.PULL, codec(self.k))
             return _pull_intervals(x, self.links, self.mixer, codec(self.k))
         return self._mix(x, MixingMatrix.PULL)
 
@@ -189,8 +186,7 @@ class BatchRound(OldRoundNames):
         return self._mix(x, MixingMatrix.GOSSIP)
 
     def gossip_difference(self, x: Tensor) -> Tensor:
-        self._count_message(x, MixingMatrix.GOSSIP)
-        self._exchange_statistics(MixingMatrix.GOSSIP)
+        self._start_mixing(x, MixingMatrix.GOSSIP)
         return self.mixer.mix_differences(x, self.links.mask(MixingMatrix.GOSSIP))
 
     def mix_columns(self, x: Tensor, how: str, columns: Callable[[int], slice]) -> Tensor:
@@ -207,30 +203,26 @@ class BatchRound(OldRoundNames):
 
     def _mix(self, x: Tensor, matrix: MixingMatrix, codec: Codec | None = None) -> Tensor:
         """Multiply the rows x by a mixing matrix of the active links."""
-        self._count_message(x, matrix, codec)
-        self._exchange_statistics(matrix)
+        self._start_mixing(x, matrix, codec)
         return self.mixer.mix(x, matrix, self.links.mask(matrix), codec)
 
-    def _count_message(
+    def _start_mixing(
         self, x: Tensor, matrix: MixingMatrix, codec: Codec | IntervalQuantizer | None = None
     ) -> None:
-        """Count the messages of a mixing call."""
+        """Count the messages of a mixing call, and exchange statistics in that of the models.
+
+        Receivers average statistics, so a push of models uses A for them.
+        """
         size = x.shape[1] * x.element_size()
         if codec is not None:
             size = codec.size(x.shape[1], x.element_size())
-        self.links.count(self.links.mask(matrix), size)
-
-    def _exchange_statistics(self, matrix: MixingMatrix) -> None:
-        """Exchange statistics if `matrix` is that of the models, once in a round.
-
-        Receivers average them, so a push uses A, too.
-        """
+        active = self.links.mask(matrix)
+        self.links.count(active, size)
         if not self.statistics.exchanged_columns or self.statistics_exchanged:
             return
         if matrix is not _MODEL_MATRIX.get(self.held.algorithm.traits.mixing):
             return
         self.statistics_exchanged = True
-        active = self.links.mask(matrix)
         sent = self.statistics.exchanged()
         self.links.count(active, sent.shape[1] * sent.element_size())
         average = MixingMatrix.PULL if matrix is MixingMatrix.PUSH else matrix

@@ -39,9 +39,6 @@ class LocalMixer:
     links: RoundLinks
     operators: dict[tuple[MixingMatrix, torch.dtype], MixingOperator]  # shared by all rounds
 
-    def start_gradients(self, x: Tensor) -> None:
-        """There is no communication to overlap with gradients."""
-
     def mix(
         self, x: Tensor, matrix: MixingMatrix, active: Bools, codec: Codec | None = None
     ) -> Tensor:
@@ -227,9 +224,6 @@ class Simulation:
 
     def tally(self) -> Tally:
         return self.counts
-
-    def close(self) -> None:
-        """There is no communication to wait for."""
 
 
 @dataclass(frozen=True)

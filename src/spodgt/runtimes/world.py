@@ -247,7 +247,6 @@ class World(Protocol):
     def in_flight_state(self, index: int) -> dict[str, Tensor]: ...  # to resume, besides `state`
     def counters(self, index: int) -> dict[str, float]: ...  # bytes, seconds, … for the record
     def tally(self) -> Tally: ...  # collective: the counts of all processes
-    def close(self) -> None: ...  # wait for messages in flight
 
 
 class Runtime(Protocol):

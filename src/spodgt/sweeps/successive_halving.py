@@ -22,6 +22,7 @@ from spodgt.errors import InvalidInput
 from spodgt.experiment import Experiment
 from spodgt.experiment.toml import Table
 from spodgt.record import Record, statistics
+from spodgt.validation import check_count
 
 BUDGETS = (1 / 8, 1 / 4, 1 / 2)  # fraction of the experiment in each round of halving
 FIRST_SEED = 1000  # seeds from here on, without those of the experiment
@@ -45,8 +46,8 @@ class Search:
     vary: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check_count("candidates", self.candidates, 2)
-        _check_count("seeds", self.seeds, 1)
+        check_count("candidates", self.candidates, 2, least=2)
+        check_count("seeds", self.seeds, 1)
         if len(self.vary) > 1:
             raise InvalidInput(
                 f"vary must be one field, got {', '.join(self.vary)}; vary one after the other."
@@ -66,13 +67,6 @@ class Search:
     def varied_values(self) -> Sequence[Any]:
         """The values of the varied field; a single None without one."""
         return self.vary.get(self.varied_field, [None])
-
-
-def _check_count(name: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InvalidInput(
-            f"{name} must be a whole number of at least {least}, got {value!r}; use {least}."
-        )
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import re
 import shutil
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,8 +27,7 @@ from spodgt.record.record import is_complete
 from spodgt.record.run_folder import SWEEP, locked, plain, refuse_other_kind, write
 from spodgt.record.sweep import SOURCE, CellRecord, SweepRecord, collect, label
 from spodgt.sweeps.cell import Event, Job, OnEvent, Outcome
-from spodgt.sweeps.executors import JobExecutor, check_backend, cores, executor
-from spodgt.sweeps.executors.inline import Inline
+from spodgt.sweeps.executors import Inline, JobExecutor, cores, create_executor
 from spodgt.sweeps.grid import Spec
 
 
@@ -48,14 +46,6 @@ class Cell:
     @property
     def complete(self) -> bool:
         return is_complete(self.folder)
-
-    @property
-    def start_time(self) -> float:
-        """Time of its first start, in seconds since 1970; infinity if it was never started."""
-        try:
-            return (self.folder / "config.toml").stat().st_mtime
-        except OSError:
-            return math.inf
 
     @property
     def weight(self) -> float:
@@ -127,9 +117,8 @@ def run(
     *,
     cells_folder: str | Path | None = None,
     workers: int | None = None,
-    backend: str = "local",
     save_every: float = 60.0,
-    rerun_before: float | None = None,
+    kept_cells: Collection[Path] | None = None,
     on_event: OnEvent | None = None,
 ) -> SweepRecord:
     """Run the cells that are not finished, and write the results of all finished cells.
@@ -143,9 +132,8 @@ def run(
         cells_folder: The folder of the cells. Default: `cells` in `out`.
         workers: Cells at a time. Default: one per core. Cells that hold objects of this process run
             in it, one after the other; `workers` are then processes of each cell.
-        backend: Where cells run: "local", "ray" or another key of `BACKENDS`.
         save_every: Seconds between checkpoints of a cell.
-        rerun_before: Cells that were started before this time, in seconds since 1970, run again.
+        kept_cells: Folders of cells that are kept; all other cells run again. None: all are kept.
         on_event: Called with the progress and the outcome of every cell.
 
     Returns:
@@ -155,19 +143,18 @@ def run(
         InvalidInput: for invalid arguments or cells, before any cell is started.
     """
     _check_execution(workers, save_every)
-    check_backend(backend)
     if workers is None:
         workers = spec.experiment.run.workers
     folder = Path(out)
     cells = plan(spec, folder, None if cells_folder is None else Path(cells_folder))
-    outdated = _cells_started_before(cells, rerun_before)
+    outdated = _outdated(cells, kept_cells)
     pending = [cell for cell in cells if cell in outdated or not cell.complete]
     pending.sort(key=lambda cell: cell.weight, reverse=True)
     if pending:
         check(spec)
     failures = _FailureCollector(on_event)
     with exclusive(folder), sigterm_as_interrupt():
-        pool, jobs = _create_executor(pending, backend, workers, save_every)
+        pool, jobs = _assign_jobs(pending, workers, save_every)
         try:
             for cell in outdated:  # deleted only after all checks
                 shutil.rmtree(cell.folder, ignore_errors=True)
@@ -196,19 +183,20 @@ class _FailureCollector:
             self.on_event(event)
 
 
-def _cells_started_before(cells: list[Cell], time: float | None) -> list[Cell]:
-    if time is None:
+def _outdated(cells: list[Cell], kept_cells: Collection[Path] | None) -> list[Cell]:
+    """The cells that run again although they may be finished."""
+    if kept_cells is None:
         return []
-    return [cell for cell in cells if cell.start_time < time]
+    return [cell for cell in cells if cell.folder not in kept_cells]
 
 
-def _create_executor(
-    pending: list[Cell], backend: str, workers: int | None, save_every: float
+def _assign_jobs(
+    pending: list[Cell], workers: int | None, save_every: float
 ) -> tuple[JobExecutor, list[Job]]:
-    """An executor of the backend, or of this process for cells that hold its objects; the jobs."""
+    """The jobs of cells and their executor: this process for cells that hold its objects."""
     if all(is_portable(cell.experiment) for cell in pending):
         jobs = [cell.job(save_every) for cell in pending]
-        return executor(backend, min(workers or cores(), max(1, len(pending)))), jobs
+        return create_executor(workers, len(jobs)), jobs
     jobs = [cell.job(save_every, workers) for cell in pending]
     return Inline({cell.name: cell.experiment for cell in pending}), jobs
 

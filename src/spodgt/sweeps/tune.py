@@ -7,6 +7,7 @@ training samples that the short runs do not train on. Test data have no influenc
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -32,8 +33,7 @@ from spodgt.record import Record, statistics
 from spodgt.record.run_folder import SEARCH, plain, refuse_other_kind, write
 from spodgt.runtimes.world import Run
 from spodgt.sweeps.cell import CellProgress, Event, Outcome
-from spodgt.sweeps.executors import JobExecutor, cores, executor
-from spodgt.sweeps.executors.inline import Inline
+from spodgt.sweeps.executors import Inline, JobExecutor, create_executor
 from spodgt.sweeps.successive_halving import BUDGETS, FIRST_SEED, MethodSearch, Search
 from spodgt.sweeps.sweep import Cell, exclusive, fingerprint, sigterm_as_interrupt, slug
 from spodgt.theory.limits import stable_steps
@@ -187,8 +187,8 @@ def tune_experiment(
     out: str | Path,
     search: Search = Search(),  # noqa: B008 (frozen)
     *,
+    fresh: bool = False,
     workers: int | None = None,
-    backend: str = "local",
     save_every: float = 60.0,
     progress: OnProgress | None = None,
 ) -> Tuned:
@@ -198,8 +198,8 @@ def tune_experiment(
         experiment: The experiment for which the methods are tuned.
         out: The folder for short runs and results.
         search: Candidates and seeds.
+        fresh: Delete the short runs of earlier searches in the folder first.
         workers: Number of short runs in parallel. Default: one per core.
-        backend: Where they run: "local" or "ray".
         save_every: Seconds between checkpoints of a short run.
         progress: Called with a method, the fraction of its search, and a note.
 
@@ -211,10 +211,12 @@ def tune_experiment(
     refuse_other_kind(folder, SEARCH)
     searches = _start_searches(experiment, search)
     with exclusive(folder), sigterm_as_interrupt():
+        if fresh:
+            shutil.rmtree(folder / "cells", ignore_errors=True)
         experiments: dict[str, Experiment] = {}
         pool: JobExecutor = Inline(experiments)
         if is_portable(experiment):
-            pool = executor(backend, min(workers or cores(), len(searches)))
+            pool = create_executor(workers, len(searches))
         try:
             runner = _SearchRunner(
                 experiment, folder / "cells", pool, experiments, save_every, progress

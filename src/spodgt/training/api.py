@@ -276,8 +276,6 @@ def _check_options(
 ) -> None:
     if out is not None and not _is_path(out):
         raise InvalidInput(f"out must be the path of a folder, got {out!r}; use out='runs/mine'.")
-    _check_flag("resume", resume)
-    _check_flag("keep_states", keep_states)
     if not isinstance(checkpoint_every, int | float) or not checkpoint_every >= 0:
         raise InvalidInput(
             f"checkpoint_every must be seconds of at least 0, got {checkpoint_every!r}; use 30."
@@ -299,11 +297,6 @@ def _check_options(
 
 def _is_path(value: object) -> bool:
     return isinstance(value, str | Path) and str(value) != "" and "\0" not in str(value)
-
-
-def _check_flag(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise InvalidInput(f"{name} must be True or False, got {value!r}; use {name}=True.")
 
 
 def _create_display(progress: object) -> Display | Callable[[Progress], None] | None:

@@ -113,14 +113,13 @@ class CheckpointSaver:
         self.saved_at = time.monotonic()
 
     def save_interrupted(self, snapshot: Snapshot) -> None:
-        """Write and keep the checkpoints of all runs, and close the world; collective."""
+        """Write and keep the checkpoints of all runs; collective."""
         if self.write is not None:
             self.wait()
             for run, checkpoint in self.capture.capture_all(snapshot).items():
                 self.log.checkpoints[run] = to_cpu(checkpoint, copy=False)
             if self.records:
                 self.write({})
-        snapshot.world.close()
 
 
 def at_exchange(snapshot: Snapshot) -> Snapshot:

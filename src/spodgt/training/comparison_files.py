@@ -6,21 +6,17 @@ import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from spodgt.errors import Failed
 from spodgt.problems.protocols import HasModel
-from spodgt.record.models import BEST, MAX_MODEL_BYTES, RUNNING_MEAN, write_models
+from spodgt.record.models import BEST, RUNNING_MEAN, write_models
 from spodgt.record.run_folder import FINISHED, SINGLE_RUNS, CheckpointFile, RunFolder, slug
 from spodgt.runtimes.loop import EvaluationSchedule, Stop
 from spodgt.runtimes.world import Run, RunCheckpoint
-from spodgt.training.checkpoint import MAX_STATE_BYTES, MethodLog, with_statistics
+from spodgt.training.checkpoint import MethodLog, with_statistics
 from spodgt.training.comparison import Comparison
 from spodgt.training.resume import is_extension, update_if_newer
-
-_FIELDS_OF_STATE = 5  # at most, for an estimate of the disk space
-_TABLE_BYTES = 10_000_000  # of tables and figures, for the same
 
 
 @dataclass(eq=False)
@@ -29,17 +25,6 @@ class ComparisonFiles:
 
     comparison: Comparison
     folder: RunFolder | None
-
-    def disk_space(self, dtype: torch.dtype) -> int:
-        """Bytes of two checkpoints and of the final states and models of every method, at most."""
-        runs = next(iter(self.comparison.batches.values()))
-        itemsize = dtype.itemsize
-        model_bytes = sum(run.start.numel() for run in runs) * itemsize
-        average_bytes = sum(run.start.shape[1] for run in runs) * itemsize
-        state_bytes = _FIELDS_OF_STATE * model_bytes
-        final_bytes = min(state_bytes, MAX_STATE_BYTES)
-        final_bytes += min(model_bytes, MAX_MODEL_BYTES * len(runs)) + average_bytes
-        return 2 * state_bytes + final_bytes * len(self.comparison.batches) + _TABLE_BYTES
 
     def _method_file(self, label: str) -> str:
         """The file of a finished method."""

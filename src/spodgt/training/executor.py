@@ -111,8 +111,7 @@ class Executor:
         folder = self.files.folder
         if folder is not None:
             resume = resume or self.runtime.restarted
-            disk_space = self.files.disk_space(self.settings.dtype)
-            stack.enter_context(folder.opened(config_text, disk_space, resume=resume))
+            stack.enter_context(folder.opened(config_text, resume=resume))
             if self.files.restore(folder, self.settings.stop):
                 write(folder.path / "config.toml", config_text().encode())
         schedule = dataclasses.asdict(comparison.schedule)
@@ -153,8 +152,7 @@ class Executor:
             stride = STRIDE if start.world.communicator.size == 1 else SYNCHRONIZATION_STRIDE
             if self.settings.keep_states:
                 stride = 1
-            end = run_rounds(start, self.settings.stop, self.settings.schedule, observer, stride)
-            end.world.close()
+            run_rounds(start, self.settings.stop, self.settings.schedule, observer, stride)
         try:
             self.comparison.states |= observer.close()
         except BaseException:  # of a callback, at the last evaluations

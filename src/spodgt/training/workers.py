@@ -454,7 +454,7 @@ class Worker:
             start = self.runtime.restore([self.run], settings.dtype, checkpoints)
         else:
             start = begin(self.runtime.world([self.run], settings.dtype))
-        run_rounds(start, settings.stop, settings.schedule, observer, STRIDE).world.close()
+        run_rounds(start, settings.stop, settings.schedule, observer, STRIDE)
         observer.close()
         self._send(_FINISHED, self.log.to_file(self.notes or {}).to_bytes())
 

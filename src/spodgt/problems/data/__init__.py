@@ -2,7 +2,7 @@
 
 catalog.py datasets.py download.py
                                 data sets by name: how to get, load and download them
-image_formats.py packages.py text_corpora.py network_datasets.py file_errors.py
+image_formats.py text_corpora.py file_errors.py
                                 file formats, and the errors about files
 partitions.py holdout.py        dividing samples among clients; validation samples
 readers.py client_sources.py    data sets of a user

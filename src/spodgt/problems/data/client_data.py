@@ -24,6 +24,7 @@ from spodgt.problems.data.holdout import DEFAULT_FRACTION, Holdout, hold_out
 from spodgt.problems.data.partitions import Partition
 from spodgt.problems.data.samples import AnySamples, ClientIndices, Samples
 from spodgt.types import Floats, Ints
+from spodgt.validation import check_count
 
 T = TypeVar("T")
 BatchSize = int | Sequence[int] | Mapping[str, int] | None
@@ -255,13 +256,8 @@ def client_label(names: Sequence[str], client: int) -> str:
 
 def check_test_samples(limit: object) -> None:
     """Raise `InvalidInput` unless `limit` is None or an integer of at least 1."""
-    if limit is None:
-        return
-    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
-        raise InvalidInput(
-            f"test_samples must be a whole number of at least 1 or None, got {limit!r}; "
-            "use None for all."
-        )
+    if limit is not None:
+        check_count("test_samples", limit, "None for all", alternative=" or None")
 
 
 def _check_images(samples: AnySamples) -> None:
@@ -291,8 +287,4 @@ def _check_batch_size(given: object, labels: Sequence[str]) -> BatchSize:
 
 
 def _check_positive(size: object) -> int:
-    if not isinstance(size, int | np.integer) or isinstance(size, bool) or size < 1:
-        raise InvalidInput(
-            f"batch_size must be a whole number of at least 1 or None, got {size!r}; use 16."
-        )
-    return int(size)
+    return check_count("batch_size", size, 16, alternative=" or None")

@@ -5,8 +5,7 @@
   it;
 - fashion-mnist: four IDX files, plain or `.gz`, 60,000 + 10,000 images of 28 × 28 greys;
 - cifar-10: the folder `cifar-10-batches-bin`, 50,000 + 10,000 images of 32 × 32 colours;
-- sotu-small, sotu, shakespeare: texts by speaker, see `text_corpora`;
-- topohub, airlines, sociopatterns: networks and contacts, see `network_datasets`.
+- sotu-small, sotu, shakespeare: texts by speaker, see `text_corpora`.
 """
 
 from __future__ import annotations
@@ -69,9 +68,8 @@ def load(name: str, directory: Path | None = None) -> Dataset:
     entry = find_entry(name)
     if entry.kind != "images":
         default = names_of("images")[0]
-        instead = "problem kind text" if entry.kind == "texts" else "network kind file"
         raise InvalidData(
-            f"dataset {name!r} holds {entry.kind}, not images; use {default}, or {instead}."
+            f"dataset {name!r} holds {entry.kind}, not images; use {default}, or problem kind text."
         )
     return _load(name, tuple(_search_path(entry, directory)))
 
@@ -102,20 +100,12 @@ def available(directory: Path | None = None) -> list[Row]:
         complete = [folder for folder in folders if not missing_files(name, folder)]
         how = entry.how if entry.embedded is None else "included in spodgt"
         if complete:
-            size: int | None = _size_on_disk(entry, complete[0])
+            paths = existing_files(name, complete[0])
+            size: int | None = sum(path.stat().st_size for path in paths)
             rows.append(Row(name, complete[0], how, entry.licence, size))
         else:
             rows.append(Row(name, None, how, entry.licence, entry.size))
     return rows
-
-
-def _size_on_disk(entry: Entry, folder: Path) -> int:
-    """Bytes of the files of a data set: all below the folder if it holds many networks."""
-    if entry.kind == "networks":
-        paths = [path for path in folder.rglob("*.*") if path.is_file()]
-    else:
-        paths = existing_files(entry.name, folder)
-    return sum(path.stat().st_size for path in paths)
 
 
 def existing_files(name: str, folder: Path) -> list[Path]:

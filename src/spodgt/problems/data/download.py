@@ -28,18 +28,18 @@ import numpy as np
 
 from spodgt._util.files import data_directory
 from spodgt.errors import InvalidData
-from spodgt.problems.data import datasets, network_datasets, text_corpora
+from spodgt.problems.data import datasets, text_corpora
 from spodgt.problems.data.catalog import (
     CATALOG,
     CIFAR_CLASSES,
     CIFAR_FILES,
     CIFAR_NAMES,
+    MAX_FILE_BYTES,
     Entry,
     find_entry,
 )
 from spodgt.problems.data.file_errors import FileContentError, file_error, file_errors, require
 from spodgt.problems.data.image_formats import Bytes, check_labels
-from spodgt.problems.data.packages import MAX_FILE_BYTES
 
 # Called with the file, the bytes so far, and the bytes in all where known.
 Progress = Callable[[str, int, int | None], None]
@@ -119,23 +119,13 @@ def import_(name: str, source: Path, directory: Path | None = None) -> Path:
             source.exists(), source, f"hold {name}", "no such file or folder", "correct the path"
         )
         entry = CATALOG[name]
-        if entry.kind == "networks":
-            _import_networks(entry, source, scratch, folder)
-        elif entry.kind == "texts":
+        if entry.kind == "texts":
             _import_texts(entry, source, scratch, folder)
         elif entry.idx is not None:
             _import_idx_files(entry, source, scratch, folder)
         else:
             _import_cifar(source, scratch, folder)
     return folder
-
-
-def _import_networks(entry: Entry, source: Path, scratch: Path, folder: Path) -> None:
-    files = network_datasets.convert(entry.name, source, entry.without_download)
-    for file, content in files.items():
-        (scratch / file).parent.mkdir(parents=True, exist_ok=True)
-        (scratch / file).write_bytes(content)
-    _install(scratch, folder, list(files))
 
 
 def _import_texts(entry: Entry, source: Path, scratch: Path, folder: Path) -> None:
@@ -283,7 +273,6 @@ def _scratch(name: str, directory: Path | None) -> Iterator[tuple[Path, Path]]:
 def _install(scratch: Path, folder: Path, files: list[str]) -> None:
     for file in files:
         if (scratch / file).exists():  # the names of classes may be missing
-            (folder / file).parent.mkdir(exist_ok=True)
             os.replace(scratch / file, folder / file)
 
 

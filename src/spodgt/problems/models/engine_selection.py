@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -36,8 +35,6 @@ def select_engine(plain: LoopEngine, inputs: Tree, targets: Tree, device: str = 
         targets: (samples, …).
         device: type of the device, such as "cuda".
     """
-    if plain.objective.autocast:
-        return _select_autocast_engine(plain, inputs, targets, device)
     if not isinstance(inputs, Tensor) or not isinstance(targets, Tensor):
         return plain
     if not _supports_batched_engines(plain):
@@ -46,17 +43,6 @@ def select_engine(plain: LoopEngine, inputs: Tree, targets: Tree, device: str = 
         if _agrees(engine, plain, inputs, targets):
             return engine
     return plain
-
-
-def _select_autocast_engine(plain: LoopEngine, inputs: Tree, targets: Tree, device: str) -> Engine:
-    """vmap on accelerators, for modules that have a batched engine in single precision."""
-    if device == "cpu":
-        return plain
-    exact_objective = replace(plain.objective, autocast=False)
-    exact = replace(plain, objective=exact_objective, copies={})
-    if select_engine(exact, inputs, targets, device) is exact:
-        return plain
-    return VmapEngine(plain.module, plain.layout, plain.objective)
 
 
 def _supports_batched_engines(plain: LoopEngine) -> bool:

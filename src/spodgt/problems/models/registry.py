@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from spodgt.errors import InvalidInput
 from spodgt.problems.losses import Loss, cross_entropy, multi_margin, one_vs_rest
+from spodgt.validation import check_count
 
 
 def linear(shape: tuple[int, ...], classes: int) -> nn.Sequential:
@@ -18,16 +19,9 @@ def linear(shape: tuple[int, ...], classes: int) -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
 
 
-def _check_size(name: str, model: str, value: object, example: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidInput(
-            f"{name} of {model} must be a whole number of at least 1, got {value!r}; use {example}."
-        )
-
-
 def mlp(shape: tuple[int, ...], classes: int, hidden: int = 64) -> nn.Sequential:
     """Two linear layers with `hidden` ReLU units between them."""
-    _check_size("hidden", "mlp", hidden, 64)
+    check_count("hidden of mlp", hidden, 64)
     return nn.Sequential(
         nn.Flatten(), nn.Linear(math.prod(shape), hidden), nn.ReLU(), nn.Linear(hidden, classes)
     )
@@ -35,7 +29,7 @@ def mlp(shape: tuple[int, ...], classes: int, hidden: int = 64) -> nn.Sequential
 
 def cnn(shape: tuple[int, ...], classes: int, width: int = 8) -> nn.Sequential:
     """Two 3×3 convolutions, each halved by pooling, and a linear layer."""
-    _check_size("width", "cnn", width, 8)
+    check_count("width of cnn", width, 8)
     channels, height, breadth = shape
     return nn.Sequential(
         nn.Conv2d(channels, width, 3, padding=1),
@@ -114,7 +108,7 @@ def resnet18(
     parameters with 10 classes). `norm="batch"` keeps running statistics, so a problem with it needs
     `buffers="pull"`.
     """
-    _check_size("width", "resnet18", width, 64)
+    check_count("width of resnet18", width, 64)
     if norm not in ("group", "batch"):
         raise InvalidInput(
             f"norm of resnet18 must be 'group' or 'batch', got {norm!r}; use 'group'."

@@ -204,12 +204,6 @@ class TrainableModel:
             self._device_copies[key] = self._with_objective(objective, device.type)
         return self._device_copies[key]
 
-    def with_autocast(self) -> TrainableModel:
-        """The model with forward passes of gradients in bfloat16; evaluations do not change."""
-        objective = replace(self.objective, autocast=True)
-        plain = self.plain.with_objective(objective)  # on a CPU; `to` selects that of a device
-        return replace(self, objective=objective, plain=plain, engine=plain, _device_copies={})
-
     def _with_objective(self, objective: Objective, device: str) -> TrainableModel:
         plain = self.plain.with_objective(objective)
         engine: Engine = plain

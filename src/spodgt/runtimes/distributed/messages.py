@@ -71,22 +71,11 @@ class PendingMessage:
             works.pop().wait()
 
 
-@dataclass(frozen=True, eq=False)
-class PrefetchedRound:
-    """Messages of round k that were sent in the round before, all of them rows of x."""
-
-    k: int
-    x: Tensor
-    messages: dict[int, PendingMessage]
-
-
 @dataclass(eq=False)
 class Messenger:
     """Sends and receives rows between processes, and counts what it sent."""
 
     group: Group
-    prefetches: bool = True  # send the models of the next round while gradients are computed
-    prefetched: PrefetchedRound | None = None
     free_buffers: list[Tensor] = field(default_factory=list)
     bytes: int = 0
     messages: int = 0
@@ -170,29 +159,6 @@ class Messenger:
             return self.free_buffers.pop(min(sizes, key=sizes.__getitem__))
         self.free_buffers = self.free_buffers[-2 * self.group.size :]  # others are too small
         return torch.empty(size, dtype=like.dtype, device=like.device)
-
-    # --- messages that are sent early ------------------------------------------------------------
-    def take_prefetched(self, k: int) -> dict[int, PendingMessage] | None:
-        """The messages of round k, if they were sent early."""
-        if self.prefetched is not None and self.prefetched.k == k:
-            messages = self.prefetched.messages
-            self.prefetched = None
-            return messages
-        self.drain()
-        return None
-
-    def check_prefetched(self, x: Tensor) -> None:
-        """Stop to send models early if a step has returned other models x than were sent."""
-        if self.prefetched is not None and self.prefetched.x is not x:
-            self.prefetches = False
-            self.drain()
-
-    def drain(self) -> None:
-        """Wait for messages that no process needs any more; all processes must call this."""
-        if self.prefetched is not None:
-            for message in self.prefetched.messages.values():
-                message.close()
-            self.prefetched = None
 
 
 def _copy_rows(tensor: Tensor, rows: Ints, out: Tensor) -> None:

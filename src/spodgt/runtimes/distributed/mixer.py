@@ -1,14 +1,13 @@
 """Mixing across processes: rows of active links are sent in messages.
 
 The state fields that a method mixes unchanged (`Traits.mixed_fields`) are sent in one message at
-the start of the step. If that is x alone, the models of the next round are sent while gradients are
-computed. A tensor that the method computes is sent when the method mixes it. All processes make the
-same calls in the same order.
+the start of the step. A tensor that the method computes is sent when the method mixes it. All
+processes make the same calls in the same order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +24,6 @@ from spodgt.runtimes.distributed.messages import (
     Messenger,
     MixedTensor,
     PendingMessage,
-    PrefetchedRound,
 )
 from spodgt.types import ActiveLinks, Bools, Ints
 
@@ -63,7 +61,7 @@ class RoundMessages:
         self.calls = 0  # mixing calls so far
 
     def send_fields(self, state: State, names: tuple[str, ...]) -> None:
-        """Before the step: send the fields that it mixes unchanged, unless they were sent early.
+        """Before the step: send the fields that it mixes unchanged.
 
         Args:
             state: the state.
@@ -73,21 +71,8 @@ class RoundMessages:
         for key in self.fields:
             if key.field is not None and tensors[key.field].dtype == state[0].dtype:
                 self.sent_fields[key] = tensors[key.field]
-        messages = self.messenger.take_prefetched(self.k)
-        if messages is None:
-            messages = self._send(0, self.sent_fields)
-        self.field_messages = messages
-        self.pending.extend(messages.values())
-
-    def may_prefetch_next(self) -> bool:
-        """Whether the models of the next round can be sent early: nothing else is mixed."""
-        only_models = bool(self.fields) and all(key.field == "x" for key in self.fields)
-        return only_models and self.messenger.prefetches and self.messenger.prefetched is None
-
-    def prefetch(self, x: Tensor) -> None:
-        """Send the models x of this round early."""
-        messages = self._send(0, dict.fromkeys(self.fields, x))
-        self.messenger.prefetched = PrefetchedRound(self.k, x, messages)
+        self.field_messages = self._send(0, self.sent_fields)
+        self.pending.extend(self.field_messages.values())
 
     def send(
         self, x: Tensor, kind: str, packed: Tensor | None = None
@@ -111,11 +96,10 @@ class RoundMessages:
         self.pending.extend(messages.values())
         return key, messages
 
-    def close(self, after: State) -> None:
+    def close(self) -> None:
         """After the step: wait for the messages."""
         for message in self.pending:
             message.close()
-        self.messenger.check_prefetched(after[0])
 
     def _send(self, call: int, tensors: Mapping[FieldKey, Tensor]) -> dict[int, PendingMessage]:
         items = []
@@ -141,13 +125,6 @@ class MessageMixer:
     links: RoundLinks
     block: ClientBlock
     messages: RoundMessages
-    next_messages: Callable[[], RoundMessages]  # of the next round, to send its models early
-    gradients_started: bool = False
-
-    def start_gradients(self, x: Tensor) -> None:
-        if not self.gradients_started and self.messages.may_prefetch_next():
-            self.next_messages().prefetch(x)
-        self.gradients_started = True
 
     def mix(
         self, x: Tensor, matrix: MixingMatrix, active: Bools, codec: Codec | None = None

@@ -120,16 +120,13 @@ class DistributedRuntime:
                 "has_exchanged": joined.exchanged is not None,
             }
         header = self._broadcast_json(header)
-        unstarted = self.world(runs, dtype)
-        like = unstarted.init()  # a state of the right type and columns
-        unstarted.close()
+        like = self.world(runs, dtype).init()  # a state of the right type and columns
         world = DistributedWorld(
             runs,
             self.group,
             dtype=dtype,
             runs=np.asarray(header["runs"], np.int64),
             tally=Tally.zeros(runs) if joined is None else joined.counts,
-            messenger=unstarted.messenger,
         )
         state = self._scatter_state(world, joined, like)
         if header["has_exchanged"]:

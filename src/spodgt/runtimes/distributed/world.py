@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -50,7 +49,7 @@ class DistributedRounds:
         messages = self._messages(0)
         models = self.held.initial_models()
         state: State = self.held.algorithm.init(models, self.start(0, messages))
-        messages.close(state)
+        messages.close()
         return state
 
     def advance(self, state: State, rounds: range) -> State:
@@ -60,7 +59,7 @@ class DistributedRounds:
             messages = self._messages(k)
             messages.send_fields(state, tuple(method.traits.state))
             state = method.step(state, self.start(k, messages))
-            messages.close(state)
+            messages.close()
         return state
 
     def start(self, k: int, messages: RoundMessages) -> BatchRound:
@@ -68,7 +67,7 @@ class DistributedRounds:
         self.messenger.group.k = k
         now = self.held.batch.activity.round(k)
         links = RoundLinks(self.held, now.pull, now.push, now.roles, self.tally)
-        mixer = MessageMixer(links, self.block, messages, partial(self._messages, k + 1))
+        mixer = MessageMixer(links, self.block, messages)
         return BatchRound(k, links, mixer, now.computes, self.statistics)
 
     def _messages(self, k: int) -> RoundMessages:
@@ -86,7 +85,6 @@ class DistributedWorld:
         dtype: of the models.
         runs: numbers of the runs that are not finished; None: all.
         tally: counts of this process to continue from; None: zeros.
-        messenger: to continue with; None: a new one.
         statistics: (clients, columns) private parameters to continue from; None: the initial ones.
 
     Raises:
@@ -101,12 +99,11 @@ class DistributedWorld:
         dtype: torch.dtype = torch.float32,
         runs: Ints | None = None,
         tally: Tally | None = None,
-        messenger: Messenger | None = None,
         statistics: Tensor | None = None,
     ) -> None:
         refuse_statistics(all_runs[0].problem, "the distributed runtime")
         self.communicator = group
-        self.messenger = messenger or Messenger(group)
+        self.messenger = Messenger(group)
         self.batch = RunBatch(all_runs, dtype, group.device, runs)
         self.runs = self.batch.runs
         owners = []
@@ -135,14 +132,12 @@ class DistributedWorld:
         return self.exchanges.advance(state, rounds, self.rounds.advance, self.statistics)
 
     def select_runs(self, selected: Bools, state: State) -> tuple[DistributedWorld, State]:
-        self.messenger.drain()
         world = DistributedWorld(
             self.batch.all_runs,
             self.communicator,
             dtype=self.batch.dtype,
             runs=self.runs[selected],
             tally=self.counts,
-            messenger=self.messenger,
             statistics=self.statistics.values[self.held.rows_of(selected)],
         )
         world.exchanges = self.exchanges.select(world.held)
@@ -213,9 +208,6 @@ class DistributedWorld:
     def tally(self) -> Tally:
         totals = [torch.from_numpy(count.copy()) for count in self.counts]
         return Tally(*(self.communicator.sum(total).numpy() for total in totals))
-
-    def close(self) -> None:
-        self.messenger.drain()
 
 
 def _scores(problem: Problem, models: Tensor, test_clients: Ints) -> Tensor:

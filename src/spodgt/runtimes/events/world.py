@@ -158,9 +158,6 @@ class EventWorld:
     def tally(self) -> Tally:
         return self.counts
 
-    def close(self) -> None:
-        """There is no communication to wait for."""
-
 
 def _create_executor(world: EventWorld, number: int) -> EventExecutor:
     batch = world.batch
