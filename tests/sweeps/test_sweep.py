@@ -18,10 +18,11 @@ from typer.testing import CliRunner
 from spodgt.cli import app
 from spodgt.cli.sweep_display import SweepDisplay
 from spodgt.errors import InvalidConfig, InvalidInput
+from spodgt.sweeps import executors, sweep
 from spodgt.sweeps import grid as experiments
-from spodgt.sweeps import sweep
 from spodgt.sweeps.cell import CellProgress, Event, Job, Outcome
-from spodgt.sweeps.executors import Processes
+from spodgt.sweeps.executors.inline import Inline
+from spodgt.sweeps.executors.processes import Processes
 from tests.conftest import Cli
 
 QUADRATIC = """
@@ -195,9 +196,27 @@ def test_a_folder_holds_one_sweep_at_a_time(spec: experiments.Spec, tmp_path: Pa
         sweep.run(spec, tmp_path / "out", workers=1)
 
 
-def test_a_wrong_number_of_workers_is_named(spec: experiments.Spec, tmp_path: Path) -> None:
+def test_unknown_backends_and_workers_are_named(spec: experiments.Spec, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"backend='cloud'.*local"):
+        sweep.run(spec, tmp_path / "out", workers=1, backend="cloud")
     with pytest.raises(InvalidInput, match="workers"):
         sweep.run(spec, tmp_path / "out", workers=-1)
+
+
+def test_a_backend_is_one_entry(
+    spec: experiments.Spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted: list[Job] = []
+
+    class Mine(Inline):
+        def submit(self, job: Job) -> None:
+            submitted.append(job)
+            super().submit(job)
+
+    monkeypatch.setitem(executors.BACKENDS, "mine", lambda workers: Mine())
+    assert sweep.run(spec, tmp_path / "out", backend="mine").complete
+    assert len(submitted) == 3
+    json.dumps(submitted[0].tables)  # a job is plain values, so it can be sent anywhere
 
 
 # --- processes --------------------------------------------------------------------------------------
@@ -294,8 +313,8 @@ def test_fresh_forgets_nothing_before_everything_is_checked(
     sweep.run(spec, tmp_path / "out", workers=1)
     cells = sorted((tmp_path / "out" / "cells").iterdir())
     before = [stamps(cell) for cell in cells]
-    with pytest.raises(InvalidInput, match="--workers must be at least 1"):
-        sweep.run(spec, tmp_path / "out", workers=0, kept_cells=[])
+    with pytest.raises(InvalidInput, match="--backend='nope' is not known"):
+        sweep.run(spec, tmp_path / "out", backend="nope", kept_cells=[])
     with sweep.exclusive(tmp_path / "out"), pytest.raises(InvalidInput, match="is in use"):
         sweep.run(spec, tmp_path / "out", workers=1, kept_cells=[])
     assert [stamps(cell) for cell in cells] == before
@@ -330,11 +349,17 @@ def test_a_wrong_number_of_clients_is_one_sentence(tmp_path: Path, clients: str)
     assert "clients" in str(result.exception)
 
 
-def test_options_that_cannot_be_meant(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (["--workers", "0"], "--workers must be at least 1, got 0"),
+        (["--address", "host:1"], "--address='host:1' requires --backend ray, got 'local'"),
+    ],
+)
+def test_options_that_cannot_be_meant(tmp_path: Path, option: list[str], message: str) -> None:
     spec_of(tmp_path, QUADRATIC.format(delay=30))
-    option = ["--workers", "0"]
     result = CliRunner().invoke(app, ["sweep", str(tmp_path / "quadratics.toml"), *option])
-    assert "--workers must be at least 1, got 0" in str(result.exception)
+    assert message in str(result.exception)
 
 
 def test_an_interrupted_cell_is_not_shown_as_done(tmp_path: Path, spec: experiments.Spec) -> None:

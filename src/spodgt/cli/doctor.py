@@ -16,6 +16,7 @@ from spodgt.cli.app import JsonOption, app, fast_imports, plain_table
 _PACKAGES = ("spodgt", "torch", "numba", "numpy")
 _EXTRAS = {  # by the module that each one needs
     "peer": "grpc",
+    "ray": "ray",
     "tensorboard": "tensorboard",
     "wandb": "wandb",
     "mlflow": "mlflow",

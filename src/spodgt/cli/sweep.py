@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,6 +38,7 @@ class ExecutionArguments(TypedDict):
     """Arguments that `spodgt.sweeps.sweep.run` and `spodgt.sweeps.tune` have in common."""
 
     workers: int | None
+    backend: str
     save_every: float
 
 
@@ -56,6 +58,11 @@ class SweepExecutionOptions:
         int | None,
         typer.Option(help="Number of cells to run in parallel. [dim]default: one per core[/]"),
     ] = None
+    backend: Annotated[str, typer.Option(help="Where to run cells: local or ray.")] = "local"
+    address: Annotated[
+        str | None,
+        typer.Option(help="Ray cluster, for --backend ray; auto: the cluster of this host."),
+    ] = None
     save_every: Annotated[
         float, typer.Option("--checkpoint-every", help="Seconds between checkpoints.")
     ] = 60.0
@@ -63,7 +70,13 @@ class SweepExecutionOptions:
 
     def execution_arguments(self) -> ExecutionArguments:
         """The arguments of the functions that run a sweep."""
-        return {"workers": self.workers, "save_every": self.save_every}
+        if self.address is not None:
+            if self.backend != "ray":
+                raise InvalidInput(
+                    f"--address={self.address!r} requires --backend ray, got {self.backend!r}."
+                )
+            os.environ["RAY_ADDRESS"] = self.address  # read by Ray
+        return {"workers": self.workers, "backend": self.backend, "save_every": self.save_every}
 
 
 @app.command(epilog="Example: [bold]spodgt sweep radius.toml --out runs/radius --workers 2[/]")

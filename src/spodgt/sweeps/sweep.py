@@ -27,7 +27,8 @@ from spodgt.record.record import is_complete
 from spodgt.record.run_folder import SWEEP, locked, plain, refuse_other_kind, write
 from spodgt.record.sweep import SOURCE, CellRecord, SweepRecord, collect, label
 from spodgt.sweeps.cell import Event, Job, OnEvent, Outcome
-from spodgt.sweeps.executors import Inline, JobExecutor, cores, create_executor
+from spodgt.sweeps.executors import JobExecutor, check_backend, cores, executor
+from spodgt.sweeps.executors.inline import Inline
 from spodgt.sweeps.grid import Spec
 
 
@@ -117,6 +118,7 @@ def run(
     *,
     cells_folder: str | Path | None = None,
     workers: int | None = None,
+    backend: str = "local",
     save_every: float = 60.0,
     kept_cells: Collection[Path] | None = None,
     on_event: OnEvent | None = None,
@@ -132,6 +134,7 @@ def run(
         cells_folder: The folder of the cells. Default: `cells` in `out`.
         workers: Cells at a time. Default: one per core. Cells that hold objects of this process run
             in it, one after the other; `workers` are then processes of each cell.
+        backend: Where cells run: "local", "ray" or another key of `BACKENDS`.
         save_every: Seconds between checkpoints of a cell.
         kept_cells: Folders of cells that are kept; all other cells run again. None: all are kept.
         on_event: Called with the progress and the outcome of every cell.
@@ -143,6 +146,7 @@ def run(
         InvalidInput: for invalid arguments or cells, before any cell is started.
     """
     _check_execution(workers, save_every)
+    check_backend(backend)
     if workers is None:
         workers = spec.experiment.run.workers
     folder = Path(out)
@@ -154,7 +158,7 @@ def run(
         check(spec)
     failures = _FailureCollector(on_event)
     with exclusive(folder), sigterm_as_interrupt():
-        pool, jobs = _assign_jobs(pending, workers, save_every)
+        pool, jobs = _create_executor(pending, backend, workers, save_every)
         try:
             for cell in outdated:  # deleted only after all checks
                 shutil.rmtree(cell.folder, ignore_errors=True)
@@ -190,13 +194,13 @@ def _outdated(cells: list[Cell], kept_cells: Collection[Path] | None) -> list[Ce
     return [cell for cell in cells if cell.folder not in kept_cells]
 
 
-def _assign_jobs(
-    pending: list[Cell], workers: int | None, save_every: float
+def _create_executor(
+    pending: list[Cell], backend: str, workers: int | None, save_every: float
 ) -> tuple[JobExecutor, list[Job]]:
-    """The jobs of cells and their executor: this process for cells that hold its objects."""
+    """An executor of the backend, or of this process for cells that hold its objects; the jobs."""
     if all(is_portable(cell.experiment) for cell in pending):
         jobs = [cell.job(save_every) for cell in pending]
-        return create_executor(workers, len(jobs)), jobs
+        return executor(backend, min(workers or cores(), max(1, len(pending)))), jobs
     jobs = [cell.job(save_every, workers) for cell in pending]
     return Inline({cell.name: cell.experiment for cell in pending}), jobs
 

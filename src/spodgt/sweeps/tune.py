@@ -33,7 +33,8 @@ from spodgt.record import Record, statistics
 from spodgt.record.run_folder import SEARCH, plain, refuse_other_kind, write
 from spodgt.runtimes.world import Run
 from spodgt.sweeps.cell import CellProgress, Event, Outcome
-from spodgt.sweeps.executors import Inline, JobExecutor, create_executor
+from spodgt.sweeps.executors import JobExecutor, cores, executor
+from spodgt.sweeps.executors.inline import Inline
 from spodgt.sweeps.successive_halving import BUDGETS, FIRST_SEED, MethodSearch, Search
 from spodgt.sweeps.sweep import Cell, exclusive, fingerprint, sigterm_as_interrupt, slug
 from spodgt.theory.limits import stable_steps
@@ -189,6 +190,7 @@ def tune_experiment(
     *,
     fresh: bool = False,
     workers: int | None = None,
+    backend: str = "local",
     save_every: float = 60.0,
     progress: OnProgress | None = None,
 ) -> Tuned:
@@ -200,6 +202,7 @@ def tune_experiment(
         search: Candidates and seeds.
         fresh: Delete the short runs of earlier searches in the folder first.
         workers: Number of short runs in parallel. Default: one per core.
+        backend: Where they run: "local" or "ray".
         save_every: Seconds between checkpoints of a short run.
         progress: Called with a method, the fraction of its search, and a note.
 
@@ -216,7 +219,7 @@ def tune_experiment(
         experiments: dict[str, Experiment] = {}
         pool: JobExecutor = Inline(experiments)
         if is_portable(experiment):
-            pool = create_executor(workers, len(searches))
+            pool = executor(backend, min(workers or cores(), len(searches)))
         try:
             runner = _SearchRunner(
                 experiment, folder / "cells", pool, experiments, save_every, progress

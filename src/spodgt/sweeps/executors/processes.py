@@ -1,7 +1,4 @@
-"""Executors of cells: in this process, one after the other, or in worker processes of this machine.
-
-Jobs and outcomes are plain values, and results are files in the job's folder.
-"""
+"""An executor that runs jobs in worker processes of this machine."""
 
 from __future__ import annotations
 
@@ -14,76 +11,12 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import IO, Protocol
+from typing import IO
 
-from spodgt.experiment import Experiment
-from spodgt.sweeps.cell import Event, Job, OnEvent, Outcome, from_line, run_job
-
-_SAVE_SECONDS = 120.0  # time for a cell to save a checkpoint when its sweep is interrupted
-
-
-class JobExecutor(Protocol):
-    """Runs jobs in any order."""
-
-    def submit(self, job: Job) -> None:
-        """Queue a job; returns at once."""
-        ...
-
-    def wait(self, on_event: OnEvent) -> None:
-        """Run all jobs; the callback receives their progress and outcomes.
-
-        The callback may submit further jobs.
-        """
-        ...
-
-    def close(self) -> None:
-        """Stop running jobs after they have saved a checkpoint; called once at the end."""
-        ...
-
-
-def create_executor(workers: int | None, jobs: int) -> JobExecutor:
-    """An executor of at most so many jobs at a time; None: one per core."""
-    count = min(workers or cores(), max(1, jobs))
-    if count == 1:
-        return Inline()
-    return Processes(count, max(1, cores() // count))
-
-
-def cores() -> int:
-    """Number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-class Inline:
-    """Runs one job after the other in this process, with all its threads.
-
-    Args:
-        experiments: Experiments by the names of their jobs, if they hold Python objects, which a
-            config cannot describe.
-    """
-
-    def __init__(self, experiments: Mapping[str, Experiment] | None = None) -> None:
-        self.jobs: deque[Job] = deque()
-        self.experiments = {} if experiments is None else experiments
-
-    def submit(self, job: Job) -> None:
-        self.jobs.append(job)
-
-    def wait(self, on_event: OnEvent) -> None:
-        while self.jobs:
-            job = self.jobs.popleft()
-            outcome = run_job(job, on_event, self.experiments.get(job.name))
-            on_event(outcome)
-            is_interrupted = not outcome.complete and not outcome.error
-            if is_interrupted:  # by Ctrl-C; the run has saved a checkpoint
-                raise KeyboardInterrupt
-
-    def close(self) -> None:
-        self.jobs.clear()
+from spodgt.sweeps.cell import Event, Job, OnEvent, Outcome, from_line
+from spodgt.sweeps.executors.base import SAVE_SECONDS
 
 
 @dataclass(eq=False)
@@ -139,7 +72,7 @@ class Processes:
             _close(worker.process.stdin)
         for worker in self.workers:
             try:
-                worker.process.wait(_SAVE_SECONDS)
+                worker.process.wait(SAVE_SECONDS)
             except subprocess.TimeoutExpired:
                 worker.process.kill()
                 worker.process.wait()
