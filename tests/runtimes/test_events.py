@@ -345,6 +345,29 @@ def test_times_are_drawn_as_they_say() -> None:
     assert Time([1.0, 1.0, 3.0]).seconds == pytest.approx(9 / 7)
 
 
+def test_traces_are_replayed_in_a_loop(tmp_path: Path) -> None:
+    network = Network.ring(3)
+    (tmp_path / "c.csv").write_text("client,seconds\n0,1\n0,2\n1,3\n2,4\n2,5\n2,6\n")
+    (tmp_path / "l.csv").write_text("sender,receiver,seconds\n0,1,0.1\n1,2,0.2\n2,0,0.3\n2,0,0.4\n")
+    compute, latency = (
+        {"kind": "trace", "path": str(tmp_path / name)} for name in ("c.csv", "l.csv")
+    )
+    clock = Time(compute, latency).draw(network, 0)
+    assert (clock.durations(range(4)) / NANO).tolist() == [
+        [1, 3, 4],
+        [2, 3, 5],
+        [1, 3, 6],
+        [2, 3, 4],
+    ]
+    order = [network.senders.tolist().index(sender) for sender in (0, 1, 2)]
+    assert (clock.latencies(range(2))[:, order] / NANO).tolist() == [
+        [0.1, 0.2, 0.3],
+        [0.1, 0.2, 0.4],
+    ]
+    with pytest.raises(InvalidInput, match="has no row of client 3"):
+        Time({"kind": "trace", "path": str(tmp_path / "c.csv")}).draw(Network.ring(4), 0)
+
+
 # --- batches, restarts, records ----------------------------------------------------------------------
 TIMES: dict[str, Any] = {"compute": SLOW, "latency": LATE}
 

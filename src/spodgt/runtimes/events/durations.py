@@ -17,21 +17,25 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Annotated, ClassVar, Protocol
+from typing import TYPE_CHECKING, Annotated, ClassVar, Protocol
 
 import numpy as np
 from pydantic import SkipValidation
 
 from spodgt import rng
-from spodgt._util.text import short_repr
+from spodgt._util.text import first_line, short_repr
 from spodgt.errors import InvalidInput
 from spodgt.network import Network
 from spodgt.participation.recipes import numbers_by_link
 from spodgt.types import Floats, Ints
 from spodgt.validation import Field, FieldHint, Number, choices, from_table, recipe
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 NANO = 10**9  # nanoseconds of a second
 _MAX_SECONDS = 1e9  # thirty years
+_TRACE_COLUMNS = ("seconds", "bytes_per_second")
 _upto = partial(Field, le=1e18, allow_inf_nan=False)
 Positive = Annotated[Number, _upto(gt=0, examples=[1.0]), FieldHint("a number above 0")]
 NotNegative = Annotated[Number, _upto(ge=0, examples=[0.0]), FieldHint("a number of at least 0")]
@@ -52,6 +56,13 @@ class Target:
     @property
     def kind(self) -> str:
         return "link" if self.is_link else "client"
+
+    def ends(self) -> list[tuple[int, ...]]:
+        """(client,) of every client, or (sender, receiver) of every link."""
+        if not self.is_link:
+            return [(client,) for client in range(self.count)]
+        senders = self.network.senders.tolist()
+        return list(zip(senders, self.network.receivers.tolist(), strict=True))
 
 
 class Sampler(Protocol):
@@ -85,6 +96,17 @@ class RandomSampler:
         first = rng.uniform(self.key, k, index, 0)
         second = rng.uniform(self.key, k, index, 1)
         return np.broadcast_to(self.transform(first, second), (len(rounds), self.count))
+
+
+@dataclass(frozen=True, eq=False)
+class TraceSampler:
+    """Recorded values, one after the other, again from the first after the last."""
+
+    traces: Sequence[Floats]  # of each client or link
+
+    def __call__(self, rounds: range) -> Floats:
+        columns = [trace[np.asarray(rounds) % len(trace)] for trace in self.traces]
+        return np.stack(columns, 1)
 
 
 class Quantity(Protocol):
@@ -225,6 +247,72 @@ class PerTarget:
                 f"{target.kind}, got {values.size}; use one number."
             )
         return FixedSampler(values)
+
+
+@recipe(InvalidInput, QUANTITIES)
+class RecordedTrace:
+    """Recorded values, repeated.
+
+    Args:
+        path: A CSV file with a column `seconds` (for bandwidth: `bytes_per_second`). Rows of single
+            clients have a column `client`, rows of links `sender` and `receiver`, with names or
+            numbers of the network, and are used in order. Without these columns, all clients or
+            links use the same rows.
+    """
+
+    name: ClassVar[str] = "trace"
+    path: Annotated[str, Field(examples=["seconds.csv"])]
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """The file, with its values in a column `value`."""
+        import pandas as pd
+
+        try:
+            table = pd.read_csv(self.path)
+        except (OSError, ValueError) as error:
+            raise InvalidInput(
+                f"trace {self.path} cannot be read: {first_line(error)}; give a CSV file."
+            ) from None
+        columns = [name for name in _TRACE_COLUMNS if name in table.columns]
+        if len(columns) != 1 or not len(table):
+            raise InvalidInput(f"trace {self.path} must have rows and a column seconds; add it.")
+        values = pd.to_numeric(table[columns[0]], errors="coerce").to_numpy(np.float64)
+        is_valid = np.isfinite(values) & (values >= 0)
+        if not is_valid.all():
+            row = int(np.argmin(is_valid))
+            raise InvalidInput(
+                f"{columns[0]} must be numbers of at least 0, but row {row} of trace {self.path} "
+                f"has {table[columns[0]].iloc[row]!r}; correct it."
+            )
+        return table.assign(value=values)
+
+    @property
+    def typical(self) -> float:
+        return float(self.table["value"].mean())
+
+    def draw(self, key: np.uint64, target: Target) -> Sampler:
+        if target.quantity in ("compute", "bandwidth") and not (self.table["value"] > 0).all():
+            raise InvalidInput(
+                f"trace {self.path} must have numbers above 0 for time.{target.quantity}; drop "
+                "rows."
+            )
+        columns = ["sender", "receiver"] if target.is_link else ["client"]
+        if not set(columns) <= set(self.table.columns):
+            return TraceSampler([self.table["value"].to_numpy()] * target.count)
+        groups = {}
+        for names, rows in self.table.groupby(columns)["value"]:
+            groups[tuple(map(str, names))] = rows.to_numpy()
+        traces = []
+        for numbers in target.ends():
+            labels = [str(target.network.label(number)) for number in numbers]
+            trace = groups.get(tuple(map(str, numbers)), groups.get(tuple(labels)))
+            if trace is None:
+                raise InvalidInput(
+                    f"trace {self.path} has no row of {target.kind} {' → '.join(labels)}; add one."
+                )
+            traces.append(trace)
+        return TraceSampler(traces)
 
 
 def parse_quantity(value: object, name: str, *, may_be_zero: bool) -> Quantity:
