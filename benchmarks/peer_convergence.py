@@ -11,6 +11,7 @@ import random
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def peers(
     gradients: int,
     rate: float,
     kills: int = 0,
-    chaos: str = "",
+    chaos: Mapping[str, float] | None = None,
     limit: float = 240.0,
     experiment: Experiment = five_peers(step_size=STEP, labels=1),  # noqa: B008
 ) -> dict[str, Any]:
@@ -65,7 +66,7 @@ def peers(
         deployment = Deployment(rounds_per_second=rate, max_alone=20)
         create(run, experiment, deployment)
         options = Options(durability="process", evaluate_every=1.0, report_every=0.5)
-        with Fleet(run, options, {"SPODGT_CHAOS": chaos}) as fleet:
+        with Fleet(run, options, chaos) as fleet:
             fleet.start()
             fleet.rounds(2, 180)
             begun, due = time.monotonic(), time.monotonic()
@@ -118,7 +119,7 @@ def main() -> None:
         return
     print("simulator", json.dumps({"accuracy": round(simulator(gradients), 4)}), flush=True)
     print("peers", json.dumps(peers(gradients, rate)), flush=True)
-    chaos = "loss=0.3,twice=0.1,late=0.2,replay=0.05,seed=3"
+    chaos = {"loss": 0.3, "twice": 0.1, "late": 0.2, "replay": 0.05, "seed": 3.0}
     print(
         "peers, 30 % loss and 15 kill -9", json.dumps(peers(gradients, rate, 15, chaos)), flush=True
     )
