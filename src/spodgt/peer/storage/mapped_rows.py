@@ -71,7 +71,9 @@ class MappedRows:
     def _find_space(self, size: int) -> int:
         """The first offset with so much space; the file grows if there is none."""
         start = 0
-        taken = [*self.kept.items(), *self._used.copy().values()]
+        # in this order: a commit keeps a row before its last tensor ends
+        used = self._used.copy().values()
+        taken = [*used, *self.kept.items()]
         for at, length in sorted(taken):
             if at - start >= size:
                 return start
