@@ -474,3 +474,19 @@ def test_row_of_a_commit_that_ends_meanwhile_is_not_overwritten(folder: Path) ->
     found, _ = stores.read(folder, running=True)
     assert torch.equal(found["y"], torch.ones(1000))
     store.close()
+
+
+def test_reading_a_file_that_was_cut_does_not_make_it_longer(folder: Path) -> None:
+    """It would have a hole, and a full disk would show in the middle of a computation."""
+    store = mapped(folder)
+    for k in (1, 2, 3):
+        store.commit({"y": row(store, k, torch.float64)}, {"k": k})
+    store.close()
+    damage(folder, cut=True)
+    size = (folder / "vectors.bin").stat().st_size
+    store = mapped(folder)
+    loaded = store.load()
+    assert loaded is not None
+    assert loaded.meta == {"k": 2}
+    assert store.file.size() == size
+    store.close()

@@ -56,7 +56,9 @@ class MappedRows:
         return None if found is None else found[0]
 
     def read(self, at: int, size: int) -> memoryview:
-        """The bytes at an offset, without a copy."""
+        """The bytes at an offset, without a copy; none if the file is shorter."""
+        if at + size > self.file.size():
+            return memoryview(b"")  # to map them would make it longer, without space on the disk
         return self._map(at, size).data
 
     def _map(self, at: int, size: int) -> NDArray[np.uint8]:
