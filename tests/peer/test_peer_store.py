@@ -415,12 +415,18 @@ def test_rows_in_use_are_not_overwritten(folder: Path) -> None:
     store.close()
 
 
-def test_damaged_row_costs_one_commit(folder: Path) -> None:
+@pytest.mark.parametrize("restarts", [False, True])
+def test_damaged_row_costs_one_commit(folder: Path, restarts: bool) -> None:
     store = mapped(folder)
     for k in (1, 2, 3):
         store.commit({"y": row(store, k, torch.float64), "out:p1": row(store, k)}, {"k": k})
-    row(store, -1.0)
-    row(store, -1.0, torch.float64)
+    if restarts:
+        store.close()
+        store = mapped(folder)
+        store.load()
+    for _ in range(3):  # all space between the rows
+        held = [row(store, -1.0), row(store, -1.0, torch.float64)]
+    del held
     store.close()
     damage(folder, cut=False)
     store = mapped(folder)
