@@ -40,6 +40,7 @@ from spodgt.peer.transport.connection import LocalClient, Traffic, fetch
 from spodgt.peer.transport.grpc_wire import NO_CONNECTION, OPTIONS, SERVICE, probe, secure_channel
 from spodgt.peer.transport.incoming_calls import IncomingCalls
 from spodgt.peer.transport.links import Transport
+from spodgt.tensors import new_row
 from tests.peer.failures import make
 from tests.peer.test_peer_node import lockstep
 from tests.peer.test_peer_transport import Server, chunks, context, message, recorder, run, who
@@ -103,6 +104,34 @@ def test_a_link_that_ended_all_the_same_is_made_anew(monkeypatch: pytest.MonkeyP
             transport.send_latest("b", message())
             await until(lambda: server.heard)
             assert ("failed", "a → b: cancelled") in events
+            await transport.stop()
+
+    run(work())
+
+
+def test_no_space_for_a_message_is_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user of the receiver reads it, not the sender; the message arrives once there is space."""
+    monkeypatch.setattr("spodgt.peer.transport.link_dialer.FIRST_PAUSE", 0.02)
+    monkeypatch.setattr("spodgt.peer.transport.link_dialer.LONGEST_PAUSE", 0.05)
+    attempts = []
+
+    def no_space(n: int, dtype: torch.dtype) -> torch.Tensor:
+        attempts.append(n)
+        raise StoreFailed("state directory x could not be written: the disk is full.")
+
+    async def work() -> None:
+        async with Server() as server:
+            server.transport.local.new_row = no_space
+            events: list[tuple[str, str]] = []
+            transport = sender(events)
+            await transport.start("127.0.0.1:0", {"b": server.address}, {})
+            transport.send_latest("b", message())
+            await until(lambda: len(attempts) > 3)
+            failures = [text for _, text in server.events if "disk is full" in text]
+            assert len(failures) == 1
+            assert not any("disk" in text for _, text in events)
+            server.transport.local.new_row = new_row
+            await until(lambda: server.heard)
             await transport.stop()
 
     run(work())

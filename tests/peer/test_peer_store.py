@@ -11,8 +11,8 @@ import shutil
 import signal
 import sqlite3
 import subprocess
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, UserDict
+from collections.abc import Callable, ItemsView, Iterator
 from pathlib import Path
 
 import pytest
@@ -415,12 +415,18 @@ def test_rows_in_use_are_not_overwritten(folder: Path) -> None:
     store.close()
 
 
-def test_damaged_row_costs_one_commit(folder: Path) -> None:
+@pytest.mark.parametrize("restarts", [False, True])
+def test_damaged_row_costs_one_commit(folder: Path, restarts: bool) -> None:
     store = mapped(folder)
     for k in (1, 2, 3):
         store.commit({"y": row(store, k, torch.float64), "out:p1": row(store, k)}, {"k": k})
-    row(store, -1.0)
-    row(store, -1.0, torch.float64)
+    if restarts:
+        store.close()
+        store = mapped(folder)
+        store.load()
+    for _ in range(3):  # all space between the rows
+        held = [row(store, -1.0), row(store, -1.0, torch.float64)]
+    del held
     store.close()
     damage(folder, cut=False)
     store = mapped(folder)
@@ -445,3 +451,48 @@ def test_rows_and_slots_can_be_in_one_file(folder: Path) -> None:
         assert meta == {"k": k}
         assert torch.equal(found["y"], vectors(k)["y"])
         assert torch.equal(found["out:p1"], vectors(k if k % 3 else k - 1)["out:p1"])
+
+
+class KeptDuringCommit(UserDict[int, int]):
+    """What commits keep; another thread ends its commit while this is read."""
+
+    def __init__(self, end_commit: Callable[[], None]) -> None:
+        super().__init__()
+        self.end_commit = end_commit
+
+    def items(self) -> ItemsView[int, int]:
+        self.end_commit()
+        return super().items()
+
+
+def test_row_of_a_commit_that_ends_meanwhile_is_not_overwritten(folder: Path) -> None:
+    """Its last tensor may end with the commit, while another thread looks for space."""
+    store = mapped(folder)
+    assert store.rows is not None
+    held = {"y": row(store, 1.0)}
+
+    def end_commit() -> None:
+        store.commit(held, {"k": 1})
+        held.clear()
+
+    store.rows.kept = KeptDuringCommit(end_commit)
+    row(store, -1.0)
+    found, _ = stores.read(folder, running=True)
+    assert torch.equal(found["y"], torch.ones(1000))
+    store.close()
+
+
+def test_reading_a_file_that_was_cut_does_not_make_it_longer(folder: Path) -> None:
+    """It would have a hole, and a full disk would show in the middle of a computation."""
+    store = mapped(folder)
+    for k in (1, 2, 3):
+        store.commit({"y": row(store, k, torch.float64)}, {"k": k})
+    store.close()
+    damage(folder, cut=True)
+    size = (folder / "vectors.bin").stat().st_size
+    store = mapped(folder)
+    loaded = store.load()
+    assert loaded is not None
+    assert loaded.meta == {"k": 2}
+    assert store.file.size() == size
+    store.close()

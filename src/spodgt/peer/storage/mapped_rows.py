@@ -56,7 +56,9 @@ class MappedRows:
         return None if found is None else found[0]
 
     def read(self, at: int, size: int) -> memoryview:
-        """The bytes at an offset, without a copy."""
+        """The bytes at an offset, without a copy; none if the file is shorter."""
+        if at + size > self.file.size():
+            return memoryview(b"")  # to map them would make it longer, without space on the disk
         return self._map(at, size).data
 
     def _map(self, at: int, size: int) -> NDArray[np.uint8]:
@@ -71,7 +73,9 @@ class MappedRows:
     def _find_space(self, size: int) -> int:
         """The first offset with so much space; the file grows if there is none."""
         start = 0
-        taken = [*self.kept.items(), *self._used.copy().values()]
+        # in this order: a commit keeps a row before its last tensor ends
+        used = self._used.copy().values()
+        taken = [*used, *self.kept.items()]
         for at, length in sorted(taken):
             if at - start >= size:
                 return start

@@ -250,7 +250,7 @@ class DiskStateStore:
             return None
         self.slots = commit.slots
         if self.rows is not None:
-            self.rows.kept = _areas(self.slots)
+            self.rows.kept = _areas_of_records(contents)
         self.generation = commit.generation
         self.damaged = commit.damaged
         return commit.saved
@@ -367,6 +367,14 @@ def _area(slot: Slot) -> tuple[int, int]:
 def _areas(slots: Mapping[str, Slot]) -> dict[int, int]:
     """Bytes by offset of all vectors of a commit, with both slots of those that have two."""
     return {slot["at"]: len(slot["crc"]) * _area(slot)[1] for slot in slots.values()}
+
+
+def _areas_of_records(contents: list[bytes]) -> dict[int, int]:
+    """Bytes by offset of all vectors of the undamaged records."""
+    areas: dict[int, int] = {}
+    for record in _decode_records(contents)[0]:
+        areas |= _areas(json.loads(record.text)["slots"])
+    return areas
 
 
 def has_state(directory: Path) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 
+from spodgt.errors import Failed
 from spodgt.peer.host.fault_injection import crash_point
 from spodgt.peer.host.interfaces import Call, Stream
 from spodgt.peer.protocol.running_sums import Ack, Incarnation, Message, Refused
@@ -96,6 +97,7 @@ class InLinks:
         self.traffic: dict[str, Traffic] = {}  # of every in-link, by sender
         self.dialers: dict[str, InLinkDialer] = {}  # of the links that this end connects
         self.streams: dict[str, InStream] = {}  # of the links that are connected, by sender
+        self._failures: dict[str, str] = {}  # why there is no vector for messages, by sender
 
     def relink(self, addresses: Mapping[str, str]) -> None:
         """Take the in-links of a manifest: senders, with the address to connect to, or ""."""
@@ -123,7 +125,12 @@ class InLinks:
                 chunk = await stream.read()
                 if chunk is None:
                     return
-                frame = self._assemble(assembler, chunk)
+                try:
+                    frame = self._assemble(assembler, chunk)
+                except Failed as error:
+                    self._note_failure(sender, str(error))
+                    return
+                self._failures.pop(sender, None)
                 traffic.bytes += len(chunk)
                 if frame is None:
                     continue
@@ -150,6 +157,12 @@ class InLinks:
         except Refused:
             self.access.note_invalid_frame(assembler.sender)
             raise
+
+    def _note_failure(self, sender: str, why: str) -> None:
+        """Log once that there is no space for a message; the sender connects again."""
+        if self._failures.get(sender) != why:
+            self._failures[sender] = why
+            self.local.notify("link down", why, f"{sender} → {self.local.context.name}")
 
     def _register(self, sender: str, stream: InStream) -> None:
         """Keep one stream per sender; a later incarnation replaces an earlier one that is silent."""
