@@ -1,3 +1,10 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["spodgt"]
+#
+# [tool.uv.sources]
+# spodgt = { path = "..", editable = true }
+# ///
 """Real networks and contacts, as files for [network] and [participation] of a config.
 
     pip download --no-deps topohub         # backbones of SNDlib and the Topology Zoo
