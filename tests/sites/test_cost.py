@@ -96,6 +96,8 @@ def clients(tmp_path: Path) -> Iterator[list[Client]]:
     both = [client(tmp_path / "run" / name, names - {name}) for name in manifest.names]
     for _ in range(3):
         carry(both)
+    for each in both:
+        each.training._take_update(each.connection)
     yield both
     for each in both:
         each.connection.store.close()
@@ -165,6 +167,25 @@ def test_exchange_in_memory_allocates_several_models(clients: list[Client]) -> N
     with peak_memory() as peak:
         exchange(clients)
     assert peak.value > 5.0
+
+
+def test_correction_that_is_being_read_is_not_changed(clients: list[Client]) -> None:
+    """The training thread may take it over while the exchange thread ends the next block."""
+    make_step(clients)
+    for each in clients:
+        each.training.end_block()
+        each.connection.exchange.step()
+    carry(clients)  # the tracker of the correction is of no commit yet
+    make_step(clients)
+    for each in clients:
+        update = each.connection.handover.take_update()
+        assert update is not None
+        assert update.correction is not None
+        y = update.correction.y
+        before = y.clone()
+        each.training.end_block()
+        each.connection.exchange.step()
+        assert torch.equal(y, before)
 
 
 def test_exchange_writes_each_vector_once(clients: list[Client]) -> None:
