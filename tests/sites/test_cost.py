@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -203,3 +204,18 @@ def test_exchange_writes_each_vector_once(clients: list[Client]) -> None:
         size_of_file = each.connection.store.file.size() / MODEL
         print(size_of_file)
         assert size_of_file < 32
+
+
+def test_site_takes_as_many_descriptors_as_the_host_allows(tmp_path: Path) -> None:
+    """Every row has one: a site with a hundred neighbours has a thousand."""
+    manifest = make_run(tmp_path / "run", nn.Linear(WIDTH, WIDTH, bias=False), 2)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 512), hard))
+    try:
+        site = client(tmp_path / "run" / manifest.names[0], set())
+        store = site.connection.store
+        rows = [store.new_row(1, torch.float32) for _ in range(600)]
+        assert len(rows) == 600
+        store.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
