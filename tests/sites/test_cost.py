@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -96,6 +97,8 @@ def clients(tmp_path: Path) -> Iterator[list[Client]]:
     both = [client(tmp_path / "run" / name, names - {name}) for name in manifest.names]
     for _ in range(3):
         carry(both)
+    for each in both:
+        each.training._take_update(each.connection)
     yield both
     for each in both:
         each.connection.store.close()
@@ -167,6 +170,25 @@ def test_exchange_in_memory_allocates_several_models(clients: list[Client]) -> N
     assert peak.value > 5.0
 
 
+def test_correction_that_is_being_read_is_not_changed(clients: list[Client]) -> None:
+    """The training thread may take it over while the exchange thread ends the next block."""
+    make_step(clients)
+    for each in clients:
+        each.training.end_block()
+        each.connection.exchange.step()
+    carry(clients)  # the tracker of the correction is of no commit yet
+    make_step(clients)
+    for each in clients:
+        update = each.connection.handover.take_update()
+        assert update is not None
+        assert update.correction is not None
+        y = update.correction.y
+        before = y.clone()
+        each.training.end_block()
+        each.connection.exchange.step()
+        assert torch.equal(y, before)
+
+
 def test_exchange_writes_each_vector_once(clients: list[Client]) -> None:
     """x, c, σ and the received X and Σ in four bytes for each parameter, y in eight."""
     for _ in range(3):
@@ -182,3 +204,18 @@ def test_exchange_writes_each_vector_once(clients: list[Client]) -> None:
         size_of_file = each.connection.store.file.size() / MODEL
         print(size_of_file)
         assert size_of_file < 32
+
+
+def test_site_takes_as_many_descriptors_as_the_host_allows(tmp_path: Path) -> None:
+    """Every row has one: a site with a hundred neighbours has a thousand."""
+    manifest = make_run(tmp_path / "run", nn.Linear(WIDTH, WIDTH, bias=False), 2)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 512), hard))
+    try:
+        site = client(tmp_path / "run" / manifest.names[0], set())
+        store = site.connection.store
+        rows = [store.new_row(1, torch.float32) for _ in range(600)]
+        assert len(rows) == 600
+        store.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from spodgt.algorithms.base import TrackingState
 from spodgt.errors import Failed, InvalidInput
+from spodgt.peer.host.files import raise_descriptor_limit
 from spodgt.peer.membership import certificates
 from spodgt.peer.membership.certificates import Identity
 from spodgt.peer.membership.manifest import SCRIPT, Manifest
@@ -96,6 +97,7 @@ class Connection:
         self.membership = Membership(folder, identity, self.journal.event, host)
         manifest = self.membership.manifest
         check_layout(manifest, row.layout)
+        raise_descriptor_limit()  # every mapped row has one
         self.store = DiskStateStore(
             folder / "state",
             durability=durability,

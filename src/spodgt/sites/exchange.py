@@ -105,6 +105,8 @@ class Exchange:
 
     def step(self) -> None:
         """Apply received frames, then the block that was handed over, if there is one."""
+        if not self.handover.is_correction_in_use:
+            self.node.tracker_in_use = None  # it may be changed in place
         if self._follow_manifest():
             return
         has_frames = bool(self.node.inbox)
@@ -213,6 +215,7 @@ class Exchange:
         method = self.node.state.method
         if method is self._published:
             return
+        self.node.tracker_in_use = method.y
         self.handover.offer_correction(TrackerAndContribution(method.y[0], method.g[0]))
         self._published = method
 

@@ -56,6 +56,7 @@ class Handover:
         self.is_ending = False  # no more blocks follow
         self.is_stopped = False
         self.failure: BaseException | None = None  # of the exchange thread
+        self.is_correction_in_use = False  # the training thread may read the newest one
         self._correction: TrackerAndContribution | None = None
         self._models: dict[str, ReceivedModel] = {}
         self._initial: Tensor | None = None
@@ -78,6 +79,11 @@ class Handover:
             self._correction = None
             self._models = {}
         return update
+
+    def finish_correction(self) -> None:
+        """The correction that was taken has been read."""
+        with self._changed:
+            self.is_correction_in_use = self._correction is not None
 
     def take_initial_model(self) -> Tensor:
         """(columns,): the initial model, from the neighbour that sends it first; waits for it."""
@@ -122,6 +128,7 @@ class Handover:
     def offer_correction(self, correction: TrackerAndContribution) -> None:
         with self._changed:
             self._correction = correction
+            self.is_correction_in_use = True
             self._changed.notify_all()
 
     def offer_model(self, name: str, model: ReceivedModel) -> None:

@@ -132,6 +132,7 @@ class LocalTraining:
             return
         if update.correction is not None:
             self.correction.set_correction(*update.correction)
+            connection.handover.finish_correction()
         for model in update.models:
             self.row.mix(model.row, model.weight, model.half)
 

@@ -12,8 +12,10 @@ from spodgt._util.files import replace_file, sync_directory
 
 try:
     import fcntl
+    import resource
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
+    resource = None  # type: ignore[assignment]
 
 CAN_LOCK = fcntl is not None
 OWNER_ONLY = 0o600
@@ -174,3 +176,12 @@ def is_locked(path: Path) -> bool:
         except BlockingIOError:
             return True
     return False
+
+
+def raise_descriptor_limit() -> None:
+    """Take as many descriptors as the host allows."""
+    if resource is not None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != hard:
+            with contextlib.suppress(ValueError, OSError):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import signal
 from collections.abc import Callable
@@ -11,12 +10,8 @@ from pathlib import Path
 
 import torch
 
-try:
-    import resource
-except ImportError:  # not on Windows
-    resource = None  # type: ignore[assignment]
-
 from spodgt.errors import Failed, SpodgtError
+from spodgt.peer.host.files import raise_descriptor_limit
 from spodgt.peer.host.interfaces import Host
 from spodgt.peer.membership.certificates import Identity
 from spodgt.peer.options import Options
@@ -102,7 +97,7 @@ class Peer:
 
         `view` is called twice a second.
         """
-        _raise_descriptor_limit()
+        raise_descriptor_limit()  # every connection of a stranger costs one
         torch.set_num_threads(1)  # several peers may share a host; a peer's step is small
         # The 200,000 objects of imported modules are no garbage. Python collects its oldest generation only
         # after growth by a quarter of all objects that it counts; frozen objects are not counted.
@@ -150,12 +145,3 @@ class Peer:
                 await self.transport.stop()
                 self.store.close()
         rounds.result()
-
-
-def _raise_descriptor_limit() -> None:
-    """Take as many descriptors as the host allows: every connection of a stranger costs one."""
-    if resource is not None:
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if soft != hard:
-            with contextlib.suppress(ValueError, OSError):
-                resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

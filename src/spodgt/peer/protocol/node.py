@@ -89,6 +89,7 @@ class Node:
         self.pending_acks: set[str] = set()  # in-links to acknowledge after the next commit
         self.dirty: set[str] = set()  # vectors that the next commit writes
         self._changing: Tensor | None = None  # the tracker, if it was made since the last commit
+        self.tracker_in_use: Tensor | None = None  # one that another thread reads
         self.committed = state  # the only state that frames are made of
         self.committed_incarnation = incarnation
         self.has_ended = False  # all rounds were made; a flag of this epoch's messages
@@ -204,9 +205,11 @@ class Node:
         self.put_on_links(links)
 
     def _add_to_tracker(self, masses: Sequence[Mass], sign: float = 1.0) -> None:
-        """Add masses to the tracker, in place if it was made since the last commit."""
+        """Add masses to the tracker, in place if it is of no commit and read by no other thread."""
         method = self.state.method
         target = self._changing if self._changing is method.y else None
+        if target is self.tracker_in_use:
+            target = None
         y = self.sum_of(method.y, masses, sign, target)
         self._changing = y
         self.state = self.state._replace(method=method._replace(y=y))
