@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -17,6 +18,25 @@ from spodgt.sites.hooks import OptimizerHooks, unwrap_optimizer
 from spodgt.sites.layout import ModelRow
 from spodgt.sites.local_training import LocalTraining
 from spodgt.sites.options import BlockOptions
+
+_REGISTRATION = threading.Lock()
+_loan = threading.local()  # `model`: the LentModel of this thread, if there is one
+
+
+@functools.cache
+def _register_finder() -> None:
+    """Call the hook below before every step of every torch optimizer, from now on.
+
+    It is never removed: torch iterates over the hooks without a lock, so they must not change while
+    another thread makes a step.
+    """
+    register_optimizer_step_pre_hook(_find_in_this_thread)
+
+
+def _find_in_this_thread(optimizer: Optimizer, args: object, kwargs: object) -> None:
+    model: LentModel | None = getattr(_loan, "model", None)
+    if model is not None:
+        model.find(optimizer)
 
 
 class LentModel:
@@ -40,12 +60,13 @@ class LentModel:
         self.options = options
         self.lent: Correction | None = None
         self._hooks: OptimizerHooks | None = None
-        self._thread = threading.get_ident()
-        self._finder = register_optimizer_step_pre_hook(self._find)
+        with _REGISTRATION:
+            _register_finder()
+        _loan.model = self
 
-    def _find(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+    def find(self, optimizer: Optimizer) -> None:
         """Follow the optimizer if it holds a copy of the model; runs before its own hooks."""
-        if self._hooks is not None or threading.get_ident() != self._thread:
+        if self._hooks is not None:
             return
         held = [each for group in optimizer.param_groups for each in group["params"]]
         parameters = match_parameters(self.own.row, held)
@@ -65,7 +86,7 @@ class LentModel:
         Returns:
             The number of corrected steps.
         """
-        self._finder.remove()
+        _loan.model = None
         if self._hooks is None or self.lent is None:
             return 0
         self._hooks.remove()
