@@ -496,3 +496,14 @@ def test_reading_a_file_that_was_cut_does_not_make_it_longer(folder: Path) -> No
     assert loaded.meta == {"k": 2}
     assert store.file.size() == size
     store.close()
+
+
+@pytest.mark.parametrize("part", [slice(10), slice(10, None), slice(None, None, 2)])
+def test_part_of_a_row_is_committed(folder: Path, part: slice) -> None:
+    store = mapped(folder)
+    vector = torch.arange(1000.0)
+    y = store.new_row(1000, torch.float32).copy_(vector)
+    store.commit({"y": y[part]}, {"k": 1})
+    store.close()
+    found, _ = stores.read(folder)
+    assert torch.equal(found["y"], vector[part])

@@ -51,7 +51,9 @@ class MappedRows:
         return torch.from_numpy(row).view(dtype)
 
     def offset(self, vector: Tensor) -> int | None:
-        """Where a vector is in the file; None if it is no row."""
+        """Where a vector is in the file; None if it is no row, or has gaps between its numbers."""
+        if not vector.is_contiguous():
+            return None
         found = self._used.get(vector.data_ptr())
         return None if found is None else found[0]
 
