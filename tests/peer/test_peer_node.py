@@ -210,6 +210,18 @@ def test_norms_of_models_trained_apart_are_not_flagged(rounds_alone: int, flags:
     assert detector.flags == flags + 1
 
 
+def test_norms_up_to_the_own_are_not_flagged_after_models_have_agreed() -> None:
+    """A client that comes or goes moves the optimum: the tracked gradients are as large as the own."""
+    detector = OutlierDetector()
+    own = (0.44, 0.61)
+    for _ in range(30):
+        detector.check(6e-4, 6e-4, own)
+    detector.check(0.36, 0.4, own)
+    assert detector.flags == 0
+    detector.check(0.36, 70.0, own)
+    assert detector.flags == 1
+
+
 def test_norms_are_noted_with_the_own_round() -> None:
     world = World(3)
     lockstep(world, 40)

@@ -48,7 +48,7 @@ class OutlierDetector:
         Args:
             mass: Norm of the mass that the message brought.
             distance: Norm of X - x.
-            own: Norms of the client's gradient and model; what is small against these is harmless.
+            own: Norms of the client's gradient and model; what is not larger is harmless.
 
         Returns:
             One sentence for each norm that is far above its running median.
@@ -58,7 +58,8 @@ class OutlierDetector:
         sentences = []
         for quantity, value, own_size in zip(("mass", "model"), (mass, distance), own, strict=True):
             usual = self._usual(quantity, own_size)
-            if value > max(FAR * usual, _SMALL * own_size):
+            # up to the own norm is ordinary: after a client has come or gone, or a link has changed
+            if value > max(FAR * usual, own_size):
                 self.last_ratio = value / usual
                 self.flags += 1
                 subject = "its norm" if quantity == "mass" else "its distance from ours"
